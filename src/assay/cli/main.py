@@ -1,0 +1,67 @@
+"""The `assay` command: parses, calls one function of a room, and ends with the contract's exit code.
+
+A fault that a user can meet is one sentence on standard error (with `--json` an object on
+standard output as well). Anything else is a bug: exit 70, with the traceback kept for the report.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from assay.errors import AssayError
+
+app = typer.Typer(
+    name="assay",
+    help="Language-model pretraining that can prove what it did.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    wants_json = "--json" in sys.argv[1:]
+    try:
+        app()
+    except AssayError as fault:
+        _tell(str(fault), fault.code, wants_json)
+        sys.exit(fault.code)
+    except KeyboardInterrupt:
+        _tell("interrupted", 75, wants_json)
+        sys.exit(75)
+    except ModuleNotFoundError as fault:
+        extra = _extra(fault.name or "")
+        if extra is None:
+            raise
+        _tell(f"{fault.name} is not installed; pip install 'assay[{extra}]' brings it", 2, wants_json)
+        sys.exit(2)
+    except Exception:  # noqa: BLE001 - the one place where a bug becomes exit code 70
+        import traceback
+
+        traceback.print_exc()
+        _tell("internal fault: this is a bug in Assay; please report the lines above", 70, wants_json)
+        sys.exit(70)
+
+
+def _extra(module: str) -> str | None:
+    """The extra that brings a module, or None when no extra does."""
+    top = module.split(".")[0]
+    if top in ("torch", "safetensors", "transformers"):
+        return "train"
+    return "corpus" if top == "tokenizers" else None
+
+
+def _tell(message: str, code: int, wants_json: bool) -> None:
+    from assay.cli.show import as_json, note
+
+    note(f"assay: {message}")
+    if wants_json:
+        as_json({"ok": False, "error": message, "exit": code})
+
+
+if __name__ == "__main__":
+    main()

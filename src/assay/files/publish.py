@@ -1,0 +1,85 @@
+"""The one way in which files and folders become visible: whole, or not at all.
+
+Written beside their place under a temporary name, flushed to disk, then renamed; the folder
+that holds the name is flushed too. Nothing that exists is ever replaced by `publish_folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from assay.errors import InputError
+
+MARK = ".partial-"
+
+
+def publish_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write `data` to `path` atomically, replacing an older file of that name."""
+    temporary = path.with_name(f"{path.name}{MARK}{uuid.uuid4().hex[:12]}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def publish_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`; it becomes `path` when the block ends without error.
+
+    Raises InputError when `path` exists: what is there is never replaced. After an error the
+    temporary folder is removed; after a kill it stays, is named `*.partial-*`, and every reader
+    ignores it.
+    """
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}{MARK}{uuid.uuid4().hex[:12]}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                flush_file(Path(folder) / name)
+            flush_folder(Path(folder))
+        refuse_existing(path)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    flush_folder(path.parent)
+
+
+def refuse_existing(path: Path) -> None:
+    """InputError when something stands at `path`."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{path} exists already and is never replaced; choose another name")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Half-written files and folders in `folder` that an interrupted process left."""
+    return sorted(p for p in folder.iterdir() if MARK in p.name) if folder.is_dir() else []
+
+
+def flush_file(path: Path) -> None:
+    """Flush one file's bytes to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_folder(path: Path) -> None:
+    """Flush a folder's entries to the disk, so that a rename survives a power cut."""
+    flush_file(path)
