@@ -1,0 +1,103 @@
+"""Cross-entropy over chunks of positions, so that the logits of a batch never exist at once.
+
+Promises the sums and the gradients of the plain formula, in the same bits every time; the gradients
+are formed in the forward pass, chunk by chunk, so nothing is computed twice. It does not average:
+the caller divides by global batch × block, for every target counts the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def chunked_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float
+) -> tuple[Tensor, Tensor]:
+    """Sums over all targets of the cross-entropy in nats and of logsumexp(logits)², as scalars.
+
+    `hidden` [..., W], `weight` [V, W], `targets` [...] integers below V; `chunk` positions at a time,
+    0 for all at once; logits are c·tanh(x ÷ c) of hidden · weightᵀ for a `cap` c, 0 for none. From the
+    logits on everything is float32 (float64 when the input is), whatever autocast says.
+
+    What may be differentiated is (nll_sum + z × z_sum) times any one factor, with the very `z` given
+    here; any other mixture gets NaN gradients, which the loop's check for finiteness stops.
+    """
+    assert hidden.shape[:-1] == targets.shape, f"{tuple(hidden.shape)} hidden, {tuple(targets.shape)} targets"
+    nll_sum, z_sum = _ChunkedLoss.apply(
+        hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), chunk, cap, z, torch.is_grad_enabled()
+    )
+    return nll_sum, z_sum
+
+
+class _ChunkedLoss(Function):
+    """`chunked_loss` on flat positions N: hidden [N, W], targets [N]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float, backward: bool
+    ) -> tuple[Tensor, Tensor]:
+        kind = hidden.device.type
+        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        exact = torch.promote_types(compute, torch.float32)  # float32, or float64 for float64
+        want_hidden = backward and ctx.needs_input_grad[0]
+        want_weight = backward and ctx.needs_input_grad[1]
+        nll_sum = torch.zeros((), dtype=exact, device=hidden.device)
+        z_sum = torch.zeros((), dtype=exact, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if want_hidden else None
+        grad_weight: Tensor | None = None
+        with torch.autocast(kind, enabled=False):
+            matrix = weight.to(compute)
+            size = chunk or max(1, len(hidden))
+            for start in range(0, len(hidden), size):
+                part, target = hidden[start : start + size].to(compute), targets[start : start + size, None]
+                logits = (part @ matrix.T).to(exact)
+                if cap:
+                    logits = logits.div_(cap).tanh_().mul_(cap)
+                log_p = torch.log_softmax(logits, dim=-1)
+                log_p_target = log_p.gather(1, target)
+                total = logits.gather(1, target) - log_p_target  # logsumexp
+                nll_sum -= log_p_target.sum()
+                z_sum += total.square().sum()
+                if not (want_hidden or want_weight):
+                    continue
+                # d nll = p − onehot; d z·lse² = 2·z·lse·p; through the cap × (1 − (logit ÷ c)²).
+                slope = log_p.exp_()
+                if z:
+                    slope *= 1 + 2 * z * total
+                slope.scatter_add_(1, target, slope.new_full((), -1.0).expand_as(target))
+                if cap:
+                    slope *= 1 - (logits / cap).square()
+                slope = slope.to(compute)
+                if grad_hidden is not None:
+                    grad_hidden[start : start + size] = slope @ matrix
+                if want_weight:
+                    if grad_weight is None:
+                        grad_weight = (slope.T @ part).to(exact)
+                    elif compute == exact:
+                        grad_weight.addmm_(slope.T, part)
+                    else:
+                        grad_weight += slope.T @ part
+        ctx.z = z
+        ctx.grads = (grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        ctx.set_materialize_grads(False)
+        if not z:
+            ctx.mark_non_differentiable(z_sum)
+        return nll_sum, z_sum
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        factor, factor_z = slopes
+        if ctx.grads is None:
+            raise RuntimeError("the gradients of chunked_loss can be taken once; compute the loss again")
+        if factor is None or (ctx.z and factor_z is None):
+            raise RuntimeError("differentiate nll_sum + z * z_sum with the z that chunked_loss was given")
+        if ctx.z:  # decided on the device, without making the host wait
+            asked = torch.isclose(factor_z, ctx.z * factor, rtol=1e-3, atol=0.0)
+            factor = torch.where(asked, factor, torch.nan)
+        grad_hidden, grad_weight = (None if grad is None else grad.mul_(factor) for grad in ctx.grads)
+        ctx.grads = None
+        return grad_hidden, grad_weight, None, None, None, None, None
