@@ -1,0 +1,598 @@
+"""The recipe: every key of the contract's YAML, its type, its default and what is allowed.
+
+A `Recipe` that exists is consistent: heads divide the width, the decay is at least one update, the
+start is explicit. It reads no file and knows nothing of the data's content; `load.py` does the reading.
+
+Keys from `name` to `seed` are learning choices; those after it are operational (see `load.learning`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
+
+from assay.files.digest import is_digest
+
+LARGEST_INTEGER = 2**53 - 1  # what canonical JSON holds exactly
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+
+
+class Conflict(ValueError):
+    """A fault between keys; its text is a whole sentence that names them."""
+
+
+def _refuse(key: str, value: object, allowed: str) -> Conflict:
+    return Conflict(f"{key} is {value}; {allowed}")
+
+
+def _digest(value: str) -> str:
+    if not is_digest(value):
+        raise ValueError("a digest is 'sha256:' followed by 64 lower-case hex digits")
+    return value
+
+
+def _path(value: str) -> str:
+    parts = _text(value).split("/")
+    if "\\" in value or value.startswith("/") or ".." in parts:
+        raise ValueError("a path is relative to the recipe's folder, with '/', and does not leave it by '..'")
+    return value
+
+
+def _name(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise ValueError("a name has 1 to 100 letters, digits, '.', '_' or '-' and begins with a letter or digit")
+    return value
+
+
+def _text(value: str) -> str:
+    if not value.strip() or not value.isprintable():  # control characters and lone surrogates are not
+        raise ValueError("printable text that is not empty is expected")
+    return value
+
+
+def _device(value: str) -> str:
+    if not DEVICE.fullmatch(value):
+        raise ValueError("allowed are null (the best there is), cpu, cuda and cuda:N")
+    return value
+
+
+def _tolerance(value: str) -> str:
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        number = Decimal(-1)
+    if not number.is_finite() or number < 0:
+        raise ValueError('a decimal number of at least 0 in quotes is expected, such as "0.001"')
+    return value
+
+
+def _count_or(word: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if value == word or (type(value) is int and 1 <= value <= LARGEST_INTEGER):
+            return value
+        raise ValueError(f"allowed are {word} and integers of at least 1")
+
+    return BeforeValidator(check)
+
+
+def _listed(value: object) -> object:
+    """YAML's lists become tuples; the strict schema would refuse a list where a tuple is declared."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+Natural = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
+Updates = Annotated[int, Field(ge=1, le=10_000_000)]
+Positive = Annotated[float, Field(gt=0, le=1e300)]
+NotNegative = Annotated[float, Field(ge=0, le=1e300)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Digest = Annotated[str, AfterValidator(_digest)]
+RelativePath = Annotated[str, AfterValidator(_path)]
+Text = Annotated[str, AfterValidator(_text)]
+
+
+class Part(BaseModel):
+    """What all parts of a recipe share: frozen, strict types, unknown keys refused, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class InitFrom(Part):
+    """Weights and config of a model: the optimizer is fresh, the step 0. `sha256`: digest of the weights file."""
+
+    path: RelativePath
+    sha256: Digest | None = None
+
+
+class ContinueFrom(Part):
+    """Another run's full state. `sha256`: the `state_sha256` of the checkpoint's manifest; `step`: its step."""
+
+    path: RelativePath
+    step: Count
+    sha256: Digest | None = None
+
+
+class Start(Part):
+    """How a run begins; in YAML `scratch`, `{init_from: …}` or `{continue_from: …}`. Never chosen silently."""
+
+    init_from: InitFrom | None = None
+    continue_from: ContinueFrom | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form(cls, value: object) -> object:
+        if value == "scratch":
+            return {}
+        if isinstance(value, Start):
+            return value
+        allowed = "allowed are scratch, {init_from: {path, sha256}} and {continue_from: {path, step, sha256}}"
+        if not isinstance(value, Mapping):
+            raise _refuse("start", short(value), allowed)
+        given = [key for key in ("init_from", "continue_from") if value.get(key) is not None]
+        if len(given) != 1 and all(key in ("init_from", "continue_from") for key in value):
+            raise _refuse("start", "{" + ", ".join(given) + "}", allowed)
+        return value
+
+    @model_serializer
+    def _as_written(self) -> str | dict[str, Any]:
+        if self.init_from is not None:
+            return {"init_from": self.init_from.model_dump(mode="json")}
+        if self.continue_from is not None:
+            return {"continue_from": self.continue_from.model_dump(mode="json")}
+        return "scratch"
+
+    @property
+    def kind(self) -> Literal["scratch", "init-from", "continue-from"]:
+        """The glossary's word for this start."""
+        if self.init_from is not None:
+            return "init-from"
+        return "scratch" if self.continue_from is None else "continue-from"
+
+    @property
+    def first_update(self) -> int:
+        """The first update that this run does itself."""
+        return 0 if self.continue_from is None else self.continue_from.step
+
+
+class Pins(Part):
+    """Expected digests that pre-flight compares before training; null: not pinned, and pre-flight says so.
+
+    `weights`, `config`, `tokenizer`: the files of the start. `validation`: `tokens.bin` of the validation
+    shard. `code`: the training source. `queue_prefix`: the queue's last line at the time of approval; later
+    appends keep it a prefix.
+    """
+
+    weights: Digest | None = None
+    config: Digest | None = None
+    tokenizer: Digest | None = None
+    validation: Digest | None = None
+    code: Digest | None = None
+    queue_prefix: Digest | None = None
+
+
+class Model(Part):
+    """The decoder's shape. `ffn` is always the resolved size; YAML may give `ffn_multiple` in its place."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    width: Annotated[int, Field(ge=2, le=1 << 20)]
+    heads: Annotated[int, Field(ge=1, le=1 << 16)]
+    kv_heads: Annotated[int, Field(ge=1, le=1 << 16)]  # default: heads
+    vocabulary: Annotated[int, Field(ge=2, le=1 << 32)]
+    block: Annotated[int, Field(ge=1, le=1 << 26)]
+    ffn: Annotated[int, Field(ge=1, le=1 << 24)]
+    norm_eps: Positive = 1e-6
+    rope_theta: Positive = 10_000.0
+    qk_norm: bool = False
+    value_residual: bool = False
+    attention_bias: bool = False
+    logit_cap: NotNegative = 0.0  # 0: none
+    tie_embeddings: bool = True
+    document_mask: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        given = dict(value)
+        if given.get("kv_heads") is None and "heads" in given:
+            given["kv_heads"] = given["heads"]
+        multiple = given.pop("ffn_multiple", None)
+        if (multiple is None) == (given.get("ffn") is None):
+            state = "missing" if multiple is None else f"{short(given['ffn'])} beside ffn_multiple {short(multiple)}"
+            raise _refuse("model.ffn", state, "exactly one of ffn and ffn_multiple is expected")
+        if multiple is None:
+            return given
+        width = given.get("width")
+        if type(multiple) not in (int, float) or not 0 < multiple <= 1000:
+            raise _refuse("model.ffn_multiple", short(multiple), "a number above 0 and of at most 1000 is expected")
+        if type(width) is int and 1 <= width <= 1 << 20:
+            given["ffn"] = int(multiple * width)
+        else:
+            given["ffn"] = 1  # the fault of `width` is the one to report
+        return given
+
+    @model_validator(mode="after")
+    def _fit(self) -> Model:
+        if self.width % self.heads:
+            raise _refuse("model.heads", self.heads, f"heads must divide model.width ({self.width})")
+        if self.head_size % 2:
+            raise _refuse(
+                "model.heads",
+                self.heads,
+                f"the head size model.width / model.heads ({self.head_size}) must be even for rotary positions",
+            )
+        if self.heads % self.kv_heads:
+            raise _refuse("model.kv_heads", self.kv_heads, f"kv_heads must divide model.heads ({self.heads})")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.width // self.heads
+
+
+class Data(Part):
+    """Which data. Only `seed` is identity; the paths say where the approved bytes lie on this machine."""
+
+    queue: RelativePath
+    roots: Annotated[tuple[RelativePath, ...], BeforeValidator(_listed)] = ()  # empty: the queue's own folder
+    validation: RelativePath | None = None
+    seed: Natural
+    when_missing: Literal["stop", "wait"] = "stop"
+
+
+class Batch(Part):
+    """Sequences per update: micro × accumulation × lanes, whatever the ranks."""
+
+    micro: Annotated[int, Field(ge=1, le=1 << 20)]
+    accumulation: Annotated[int, Field(ge=1, le=1 << 20)] = 1
+    lanes: Annotated[int, Field(ge=1, le=1 << 16)] = 1
+
+    @model_validator(mode="after")
+    def _power(self) -> Batch:
+        if self.lanes & (self.lanes - 1):
+            raise _refuse("batch.lanes", self.lanes, "lanes must be a power of two (1, 2, 4, 8, …)")
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences in one update."""
+        return self.micro * self.accumulation * self.lanes
+
+    @property
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of ranks that may run this recipe: the divisors of `lanes`."""
+        return tuple(1 << power for power in range(self.lanes.bit_length()))
+
+
+_MUON_DEFAULTS: dict[str, object] = {
+    "muon_lr": 0.02,
+    "muon_momentum": 0.95,
+    "muon_steps": 5,
+    "muon_dtype": "auto",
+}
+
+
+class Optimizer(Part):
+    """AdamW for all, or Muon for the matrices and AdamW for the rest. Without Muon its keys are null."""
+
+    kind: Literal["muon", "adamw"]
+    lr: Positive
+    muon_lr: Positive | None = None
+    muon_momentum: BelowOne | None = None
+    muon_steps: Annotated[int, Field(ge=1, le=100)] | None = None
+    muon_dtype: Literal["auto", "bfloat16", "float32"] | None = None  # auto: bfloat16 on GPUs, float32 on the CPU
+    weight_decay: NotNegative = 0.1
+    betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(_listed)] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    grad_clip: Positive | None = 1.0  # null: no clipping
+
+    @model_validator(mode="before")
+    @classmethod
+    def _muon_keys(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        given = dict(value)
+        if given.get("kind") == "muon":
+            for key, default in _MUON_DEFAULTS.items():
+                if given.get(key) is None:
+                    given[key] = default
+        elif given.get("kind") == "adamw":
+            for key in _MUON_DEFAULTS:
+                if given.get(key) is not None:
+                    raise _refuse(
+                        f"optimizer.{key}",
+                        short(given[key]),
+                        "it has a meaning only with optimizer.kind muon: remove it",
+                    )
+        return given
+
+
+class ScheduleKind(StrEnum):
+    """The shapes of the learning rate; the formulas are in `schedule.py`."""
+
+    WSD = "wsd"
+    CONSTANT = "constant"
+    COSINE = "cosine"
+
+
+class Schedule(Part):
+    """The learning rate over the updates. `updates` is the scheduled number, not a stop point or an estimate.
+
+    `decay: none` is a WSD schedule whose decay was removed; `decay_fraction` or `decay_start` may stay
+    beside it without effect, so that a later amendment can bring the decay back.
+    """
+
+    kind: Annotated[ScheduleKind, BeforeValidator(lambda value: _kind(value))]
+    updates: Updates
+    warmup: Natural = 0
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    decay_start: Natural | None = None
+    decay: Literal["none", "linear", "cosine", "1-sqrt"] | None = None  # wsd: default linear; else null
+    min_lr: NotNegative = 0.0
+    rewarm: Natural = 0
+    intent: Literal["no-decay"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_decay(cls, value: object) -> object:
+        if isinstance(value, Mapping) and value.get("kind") == "wsd" and value.get("decay") is None:
+            return {**value, "decay": "linear"}
+        return value
+
+    @model_validator(mode="after")
+    def _fit(self) -> Schedule:
+        if self.warmup >= self.updates:
+            raise _refuse("schedule.warmup", self.warmup, f"it must be below schedule.updates ({self.updates})")
+        if self.kind is not ScheduleKind.WSD:
+            for key in ("decay", "decay_fraction", "decay_start", "intent"):
+                value = getattr(self, key)
+                if value is not None:
+                    raise _refuse(f"schedule.{key}", value, f"it belongs to kind wsd, not {self.kind}: remove it")
+            return self
+        if self.decay_fraction is not None and self.decay_start is not None:
+            raise _refuse(
+                "schedule.decay_start",
+                self.decay_start,
+                "decay_fraction is given too: exactly one of the two is expected",
+            )
+        if self.decay == "none":
+            return self
+        if self.decay_fraction is None and self.decay_start is None:
+            raise _refuse(
+                "schedule.decay", self.decay, "it needs decay_fraction or decay_start; decay: none is the one without"
+            )
+        start = self.decay_at
+        assert start is not None
+        if start >= self.updates and self.decay_fraction is not None:
+            raise _refuse(
+                "schedule.decay_fraction",
+                self.decay_fraction,
+                f"of {self.updates} updates it leaves a decay shorter than one update; enlarge it or set decay: none",
+            )
+        if start >= self.updates:
+            raise _refuse("schedule.decay_start", start, f"it must be below schedule.updates ({self.updates})")
+        if start < self.warmup:
+            key = "decay_fraction" if self.decay_start is None else "decay_start"
+            raise _refuse(
+                f"schedule.{key}",
+                getattr(self, key),
+                f"the decay would start at update {start}, inside the warm-up of {self.warmup} updates",
+            )
+        return self
+
+    @property
+    def decay_at(self) -> int | None:
+        """D, the first update of the decay: T − floor(fraction × T) in decimal arithmetic; null: no decay."""
+        if self.kind is not ScheduleKind.WSD or self.decay == "none":
+            return None
+        if self.decay_start is not None:
+            return self.decay_start
+        assert self.decay_fraction is not None
+        return self.updates - int(Decimal(repr(self.decay_fraction)) * self.updates)
+
+
+class Loss(Part):
+    """`chunk`: positions whose logits exist at one time. `z`: weight of mean(logsumexp²); 0: none."""
+
+    chunk: Annotated[int, Field(ge=1, le=1 << 30)] = 1024
+    z: NotNegative = 0.0
+
+
+class Precision(Part):
+    """The arithmetic. Stored token ids have their own dtype in the shard."""
+
+    compute: Literal["float32", "bfloat16", "float64"] = "float32"
+    master: Literal["float32"] = "float32"
+
+
+class Runtime(Part):
+    """How it is executed; recorded per segment. `recompute`: activations are computed again in the backward."""
+
+    compile: bool = False
+    recompute: bool = False
+    deterministic: bool = True
+    engine: Literal["replicated", "fsdp"] = "replicated"
+    device: Annotated[str, AfterValidator(_device)] | None = None
+
+
+class Mirror(Part):
+    """Copies off the node: `every` N-th full checkpoint, each read back (`readback`) or as the store reports it."""
+
+    url: Text
+    every: Count = 1
+    verify: Literal["readback", "stored"] = "readback"
+    keep: Annotated[int | Literal["all"], _count_or("all")] = "all"
+
+
+class Checkpoint(Part):
+    """When state is saved. `every`: full checkpoints; `auto` is a hundredth of the schedule, at most 1,000.
+
+    `keep` counts the passing full checkpoints; `extra` steps and slot ends stay. `weights_every`: weights
+    alone, all of them kept. The final step is always saved.
+    """
+
+    every: Annotated[int | Literal["auto"], _count_or("auto")] = "auto"
+    keep: Annotated[int | Literal["all"], _count_or("all")] = 2
+    weights_every: Count | None = None
+    extra: Annotated[tuple[Count, ...], BeforeValidator(_listed)] = ()
+    slot_ends: bool = True
+    mirror: Mirror | None = None
+
+
+class Evaluate(Part):
+    """Validation during training, every N updates over `batches` micro-batches; null: none. `suite`: a file."""
+
+    every: Count | None = None
+    batches: Annotated[int, Field(ge=1, le=1 << 30)] = 20
+    suite: RelativePath | None = None
+
+
+class Control(Part):
+    """The known computation before real training on a new allocation. `tolerance` is a decimal in quotes."""
+
+    path: RelativePath | None = None
+    required: bool = False
+    tolerance: Annotated[str, AfterValidator(_tolerance)] = "0.001"
+
+    @model_validator(mode="after")
+    def _there(self) -> Control:
+        if self.required and self.path is None:
+            raise _refuse("control.required", "true", "it needs control.path, the recorded control")
+        return self
+
+
+class Spikes(Part):
+    """What happens at a loss spike. Only `none` so far: nothing is skipped."""
+
+    policy: Literal["none"] = "none"
+
+
+class Log(Part):
+    """A metrics line every N updates."""
+
+    every: Count = 10
+
+
+Keys = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
+
+
+class Trust(Part):
+    """Public keys by role; who may approve, operate and publish."""
+
+    reviewer: Keys = ()
+    operator: Keys = ()
+    publisher: Keys = ()
+
+
+class Recipe(Part):
+    """Every choice of a run. Learning keys first, operational keys after `seed`."""
+
+    name: Annotated[str, AfterValidator(_name)]
+    start: Start
+    pins: Pins = Pins()
+    model: Model
+    data: Data
+    batch: Batch
+    optimizer: Optimizer
+    schedule: Schedule
+    loss: Loss = Loss()
+    precision: Precision = Precision()
+    reduction: Literal["canonical", "fast"] = "canonical"
+    seed: Natural
+    runtime: Runtime = Runtime()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    control: Control = Control()
+    spikes: Spikes = Spikes()
+    log: Log = Log()
+    trust: Trust = Trust()
+
+    @model_validator(mode="after")
+    def _fit(self) -> Recipe:
+        schedule, first = self.schedule, self.start.first_update
+        if schedule.min_lr > self.optimizer.lr:
+            raise _refuse("schedule.min_lr", schedule.min_lr, f"it may be optimizer.lr ({self.optimizer.lr}) at most")
+        if first >= schedule.updates:
+            raise _refuse(
+                "start.continue_from.step", first, f"nothing is left to do: schedule.updates is {schedule.updates}"
+            )
+        if schedule.rewarm and self.start.kind == "scratch":
+            raise _refuse("schedule.rewarm", schedule.rewarm, "it is allowed only after init_from or continue_from")
+        if schedule.rewarm > schedule.updates - first:
+            raise _refuse(
+                "schedule.rewarm", schedule.rewarm, f"this run does only {schedule.updates - first} updates itself"
+            )
+        for step in self.checkpoint.extra:
+            if not first < step <= schedule.updates:
+                raise _refuse("checkpoint.extra", step, f"this run's steps go from {first + 1} to {schedule.updates}")
+        if len(set(self.checkpoint.extra)) != len(self.checkpoint.extra):
+            raise _refuse("checkpoint.extra", list(self.checkpoint.extra), "a step is named twice")
+        if self.evaluate.every is not None and self.data.validation is None:
+            raise _refuse("evaluate.every", self.evaluate.every, "it needs data.validation, the shard to validate on")
+        return self
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences in one update."""
+        return self.batch.global_batch
+
+    @property
+    def positions_per_update(self) -> int:
+        """Trained-on targets in one update: global batch × block."""
+        return self.batch.global_batch * self.model.block
+
+
+def keys_at(place: tuple[str | int, ...]) -> tuple[str, ...]:
+    """The keys that are allowed at a place of the recipe, such as `("model",)`; empty where none are."""
+    part: type[BaseModel] | None = Recipe
+    for step in place:
+        assert part is not None
+        field = part.model_fields.get(str(step))
+        part = None if field is None else _part_of(field.annotation)
+        if part is None:
+            return ()
+    assert part is not None
+    return (*part.model_fields, "ffn_multiple") if part is Model else tuple(part.model_fields)
+
+
+def _part_of(annotation: object) -> type[BaseModel] | None:
+    for choice in (annotation, *get_args(annotation)):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
+
+
+def _kind(value: object) -> object:
+    if isinstance(value, ScheduleKind):
+        return value
+    names = [kind.value for kind in ScheduleKind]
+    if value not in names:
+        raise ValueError(f"allowed are {', '.join(names)}")
+    return ScheduleKind(str(value))
+
+
+def short(value: object) -> str:
+    """A value as a message shows it: as YAML has it, at most 60 characters; numbers too long to print are named so."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python refuses to print integers above 4,300 digits
+        return "a value too long to print"
+    return text if len(text) <= 60 else text[:57] + "…"
