@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from assay.cli.corpus import corpus_app
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(corpus_app, name="corpus")
 
 
 def main() -> None:

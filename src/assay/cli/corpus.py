@@ -1,0 +1,166 @@
+"""`assay corpus`: build shards from documents, look at what was built, train a tokenizer.
+
+Parses, calls one function of the room, shows tables or prints JSON. Progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from assay.cli.show import as_json, console, note, pairs, table
+
+corpus_app = typer.Typer(help="From documents to shards, every document accounted for.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+CorpusFile = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus description, such as corpora/demo.yaml.")]
+NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist.")]
+BuiltFolder = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made.")]
+
+SHOW_AFTER = 2.0  # seconds: what is done before that needs no progress display
+
+
+@corpus_app.command("build")
+def build_command(description: CorpusFile, out: NewFolder, json: Json = False) -> None:
+    """Documents to shards: training, validation, tokenizer, receipt, the names of all that was rejected."""
+    from assay.corpus.build import build
+    from assay.corpus.description import load
+
+    with _progress() as tell:
+        receipt = build(load(description), out, tell)
+    _warn_of_refused(receipt)
+    if json:
+        as_json(receipt)
+        return
+    screen = console()
+    _show_receipt(receipt)
+    screen.print(f"\n{out}: look inside with  assay corpus show {out}  and  assay corpus show {out} --rejected")
+
+
+@corpus_app.command("show")
+def show_command(
+    out: BuiltFolder,
+    source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Rejected documents by reason.")] = False,
+    count: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Documents to show; of each reason with --rejected.")
+    ] = 5,
+    json: Json = False,
+) -> None:
+    """The receipt of a built corpus and samples of its documents, decoded from the shards."""
+    from dataclasses import asdict
+
+    from assay.corpus import looking
+
+    receipt = looking.receipt(out)
+    if rejected:
+        reasons, left = looking.rejected(out, count, source)
+        if json:
+            as_json({**receipt, "shown": left})
+            return
+        screen = console()
+        screen.print(table("Rejected, by reason", ("reason", "documents"), reasons.items()))
+        rows = [(r["reason"], r["id"] or f"line {r['line']}", r["source"], r["stage"], r["evidence"]) for r in left]
+        screen.print()
+        screen.print(table("", ("reason", "document", "source", "stage", "evidence"), rows))
+        return
+    samples = looking.samples(out, count, source)
+    if json:
+        as_json({**receipt, "shown": [asdict(sample) for sample in samples]})
+        return
+    screen = console()
+    _show_receipt(receipt)
+    for sample in samples:
+        screen.print(f"\n{sample.id}  ({sample.source}, {sample.shard}, {sample.tokens:,} tokens)", markup=False)
+        screen.print(sample.text, markup=False, style="dim")
+
+
+@corpus_app.command("tokenizer")
+def tokenizer_command(description: CorpusFile, out: NewFolder, json: Json = False) -> None:
+    """Train the tokenizer of a corpus alone, on its training documents; the same bytes as `build` makes."""
+    from assay.corpus.build import build_tokenizer
+    from assay.corpus.description import load
+
+    with _progress() as tell:
+        facts = build_tokenizer(load(description), out, tell)
+    if json:
+        as_json(facts)
+        return
+    shown = {"documents": facts["documents"], "admitted": facts["admitted"], **facts["tokenizer"]}
+    console().print(pairs(f"Tokenizer in {out}", shown))
+
+
+def _warn_of_refused(receipt: dict[str, Any]) -> None:
+    for name, facts in receipt["by_source"].items():
+        if facts["refused"] is not None:
+            note(f"source {name} was refused with its {facts['documents']:,} documents; {facts['refused']}")
+
+
+def _show_receipt(receipt: dict[str, Any]) -> None:
+    screen = console()
+    stages = [
+        (stage["stage"], stage["in"], stage["out"], ", ".join(f"{n:,} {why}" for why, n in stage["rejected"].items()))
+        for stage in receipt["stages"]
+    ]
+    screen.print(table(f"Corpus {receipt['name']}", ("stage", "in", "out", "rejected"), stages))
+    sources = [
+        (name, s["language"], s["documents"], s["admitted"], s["rejected"], s["tokens"], s["text_bytes"], s["lossy"])
+        for name, s in receipt["by_source"].items()
+    ]
+    columns = ("source", "language", "documents", "admitted", "rejected", "tokens", "bytes of text", "lossy")
+    screen.print()
+    screen.print(table("", columns, sources))
+    shards = [(s["path"], s["documents"], s["tokens"], s["text_bytes"], s["sha256"]) for s in receipt["shards"]]
+    screen.print()
+    screen.print(table("", ("shard", "documents", "tokens", "bytes of text", "sha256 of tokens.bin"), shards))
+    tokenizer = receipt["tokenizer"]
+    facts = {
+        "vocabulary": tokenizer["vocabulary"],
+        "tokenizer": tokenizer["sha256"],
+        "unigram entropy of the training tokens": f"{receipt['unigram_entropy_nats']} nats",
+    }
+    screen.print()
+    screen.print(pairs("", facts))
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress display on standard error for what lasts longer than `SHOW_AFTER`; plain lines without terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    screen = Console(stderr=True)
+    display = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True
+    )
+    task = display.add_task("start", total=None)
+    begin = last = time.monotonic()
+    timer = threading.Timer(SHOW_AFTER, display.start)
+    timer.daemon = True
+    live = sys.stderr.isatty()
+
+    def tell(stage: str, done: int, total: int | None) -> None:
+        nonlocal last
+        text = stage if not done else f"{stage}: {done:,}{'' if total is None else f' of {total:,}'} documents"
+        display.update(task, description=text)
+        now = time.monotonic()
+        if not live and now - begin > SHOW_AFTER and now - last > SHOW_AFTER:
+            last = now
+            note(text)
+
+    if live:
+        timer.start()
+    try:
+        yield tell
+    finally:
+        if live:
+            timer.cancel()
+            timer.join()
+            display.stop()

@@ -1,0 +1,102 @@
+"""Looking at a built corpus: its receipt, samples of admitted documents, rejected ones by reason.
+
+Text is decoded from the shards, so that what is shown is what a model will see. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.corpus.build import ADMITTED, FORMAT, RECEIPT, REJECTED, TOKENIZER
+from assay.corpus.tokenizer import FILE, Tokenizer, decode, load
+from assay.data.shard import Shard, open_shard
+from assay.errors import DataError, InputError
+from assay.files.digest import digest_file
+from assay.files.reading import inside, parse_json, read_object
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An admitted document with its place and the beginning of its text as decoded from the shard."""
+
+    id: str
+    source: str
+    title: str | None
+    shard: str
+    tokens: int
+    text: str
+
+
+def receipt(out: Path) -> dict[str, Any]:
+    """The receipt of a built corpus; InputError when `out` is none, DataError when its lists were changed."""
+    if not out.is_dir():
+        raise InputError(f"{out} is not a folder; name the OUT of `assay corpus build`")
+    record = read_object(out / RECEIPT, "the receipt of a corpus")
+    if record.get("format") != FORMAT:
+        raise InputError(f"{out / RECEIPT}: format is {record.get('format')!r}; {FORMAT} is expected")
+    files = record.get("files")
+    if not isinstance(files, dict):
+        raise InputError(f"{out / RECEIPT}: the key 'files' is missing; build the corpus again")
+    for name in (ADMITTED, REJECTED):
+        path = out / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing; build the corpus again")
+        if digest_file(path) != files.get(name):
+            raise DataError(f"{path} is not the file that {RECEIPT} names by digest; build the corpus again")
+    return record
+
+
+def samples(out: Path, count: int, source: str | None = None, characters: int = 400) -> list[Sample]:
+    """`count` admitted documents, of one source if asked, always the same ones of a corpus, in listed order."""
+    facts = receipt(out)
+    _expect_source(facts, source, out)
+    chosen = heapq.nsmallest(
+        count,
+        (record for record in _records(out / ADMITTED) if source in (None, record["source"])),
+        key=lambda record: hashlib.sha256(f"{record['source']}\0{record['id']}".encode()).digest(),
+    )
+    tokenizer = load(out / TOKENIZER / FILE, facts["tokenizer"]["end_of_text"])
+    shards = {name: open_shard(inside(out, name, "shard")) for name in {record["shard"] for record in chosen}}
+    chosen.sort(key=lambda record: (record["shard"], record["start"]))
+    return [_sample(record, shards[record["shard"]], tokenizer, characters) for record in chosen]
+
+
+def rejected(out: Path, count: int, source: str | None = None) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """How many documents left by reason, and up to `count` of each reason with stage and evidence."""
+    _expect_source(receipt(out), source, out)
+    by_reason = Counter[str]()
+    shown = []
+    for record in _records(out / REJECTED):
+        if source in (None, record["source"]):
+            by_reason[record["reason"]] += 1
+            if by_reason[record["reason"]] <= count:
+                shown.append(record)
+    return dict(sorted(by_reason.items())), sorted(shown, key=lambda record: str(record["reason"]))
+
+
+def _sample(record: dict[str, Any], shard: Shard, tokenizer: Tokenizer, characters: int) -> Sample:
+    ids = shard.ids[record["start"] : record["stop"]]
+    text = decode(tokenizer, (int(i) for i in ids))
+    cut = text if len(text) <= characters else text[: characters - 1] + "…"
+    return Sample(record["id"], record["source"], record["title"], record["shard"], len(ids), cut)
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a list that `receipt` has compared with its digest."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            record = parse_json(line, f"{path}, line {number}")
+            assert isinstance(record, dict)
+            yield record
+
+
+def _expect_source(facts: dict[str, Any], source: str | None, out: Path) -> None:
+    known = sorted(facts.get("by_source") or {})
+    if source is not None and source not in known:
+        raise InputError(f"{out} has no source {source!r}; it has {', '.join(known)}")
