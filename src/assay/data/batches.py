@@ -104,7 +104,7 @@ def windows_of(queue: Queue, seed: int, global_batch: int, update: int) -> tuple
 
 
 def validation_windows(shard: Shard, block: int, start: int, stop: int) -> NDArray[Any]:
-    """Windows [start, stop) of a validation shard at offset 0, [stop − start, block + 1]; DataError when it ends before."""
+    """Windows [start, stop) of a validation shard at offset 0, [count, block + 1]; DataError when it ends before."""
     available = windows_available(shard.tokens, block, 0)
     if stop > available:
         raise DataError(f"{shard.path} holds {available:,} windows of block {block:,}, but {stop:,} are asked for")

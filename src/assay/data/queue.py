@@ -185,16 +185,18 @@ def create(
     return load(path)
 
 
-def parts_of(queue_path: Path, shard: Shard, start: int = 0, stop: int | None = None) -> list[Part]:
+def parts_of(queue: Queue, shard: Shard, start: int = 0, stop: int | None = None) -> list[Part]:
     """The tokens [start, stop) of a shard as parts, cut where the source changes, with a path hint where one is lawful.
 
     A part has one source, so that exposure by source needs no bytes. The hint is relative to the
     queue's folder; a shard outside that folder gets none and is found by digest under the roots.
+    Raises DataError for a shard that does not fit the queue, InputError for a range that it has not.
     """
+    check_fit(queue, shard)
     stop = shard.tokens if stop is None else stop
     if not 0 <= start < stop <= shard.tokens:
         raise InputError(f"{shard.path}: [{start:,}, {stop:,}) is not a range of its {shard.tokens:,} tokens")
-    folder, target = queue_path.parent.resolve(), shard.path.resolve()
+    folder, target = queue.path.parent.resolve(), shard.path.resolve()
     hint = target.relative_to(folder).as_posix() if target.is_relative_to(folder) and target != folder else None
     cuts = [(s.name, max(s.start, start), min(s.stop, stop)) for s in shard.sources]
     return [Part(shard.sha256, hint, low, high, name) for name, low, high in cuts if low < high]
