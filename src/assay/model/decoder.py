@@ -59,7 +59,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: Model, layer: int) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.size = config.heads, config.kv_heads, config.width // config.heads
+        self.heads, self.kv_heads, self.size = config.heads, config.kv_heads, config.head_size
         bias = config.attention_bias
         self.q = nn.Linear(config.width, self.heads * self.size, bias=bias)
         self.k = nn.Linear(config.width, self.kv_heads * self.size, bias=bias)
@@ -162,7 +162,7 @@ class Decoder(nn.Module):
         if self.config.document_mask != (documents_BT is not None):
             raise ValueError("document ids are given to forward exactly when the recipe sets document_mask")
         mask = None if documents_BT is None else document_mask(documents_BT)
-        size = self.config.width // self.config.heads
+        size = self.config.head_size
         rope = rotation(tokens_BT.shape[1], size, self.config.rope_theta, tokens_BT.device)
         x = self.embedding(tokens_BT)
         first: Tensor | None = None

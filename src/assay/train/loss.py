@@ -27,7 +27,7 @@ def chunked_loss(
     here; any other mixture gets NaN gradients, which the loop's check for finiteness stops.
     """
     assert hidden.shape[:-1] == targets.shape, f"{tuple(hidden.shape)} hidden, {tuple(targets.shape)} targets"
-    nll_sum, z_sum = _ChunkedLoss.apply(
+    nll_sum, z_sum = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), chunk, cap, z, torch.is_grad_enabled()
     )
     return nll_sum, z_sum
@@ -95,7 +95,7 @@ class _ChunkedLoss(Function):
             raise RuntimeError("the gradients of chunked_loss can be taken once; compute the loss again")
         if factor is None or (ctx.z and factor_z is None):
             raise RuntimeError("differentiate nll_sum + z * z_sum with the z that chunked_loss was given")
-        if ctx.z:  # decided on the device, without making the host wait
+        if factor_z is not None:  # z is not 0; decided on the device, without making the host wait
             asked = torch.isclose(factor_z, ctx.z * factor, rtol=1e-3, atol=0.0)
             factor = torch.where(asked, factor, torch.nan)
         grad_hidden, grad_weight = (None if grad is None else grad.mul_(factor) for grad in ctx.grads)

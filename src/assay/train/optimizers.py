@@ -58,10 +58,10 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
 
     optimizers: list[torch.optim.Optimizer] = []
     if groups["muon"]:
-        assert config.muon_momentum is not None and config.muon_steps is not None and config.muon_dtype is not None
-        optimizers.append(
-            Muon(of("muon"), config.muon_momentum, config.muon_steps, config.muon_dtype, config.weight_decay)
-        )
+        momentum, steps, dtype = config.muon_momentum, config.muon_steps, config.muon_dtype
+        if momentum is None or steps is None or dtype is None:
+            raise AssertionError("the schema fills Muon's keys in when the kind is muon")
+        optimizers.append(Muon(of("muon"), momentum, steps, dtype, config.weight_decay))
     adamw_groups = [
         {"params": of("decay"), "weight_decay": config.weight_decay},
         {"params": of("no_decay"), "weight_decay": 0.0},
