@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import DataError, InputError
+from assay.files.digest import digest
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ def epoch_order(seed: int, slot: int, epoch: int, tokens: int, block: int) -> tu
     """(offset, n, permutation) of one epoch, exactly as the mission states it."""
     order = Stream(seed, slot, tokens, block, epoch + 1).epoch(epoch)
     return order.offset, order.windows, order.permutation
+
+
+def indices_digest(permutation: NDArray[np.integer]) -> str:
+    """Digest of all window indices of an epoch as little-endian int64."""
+    return digest(permutation.astype("<i8").tobytes())
 
 
 def _generator(seed: int, slot: int, epoch: int) -> np.random.Generator:
