@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import cos, pi, sqrt
 from typing import Any
 
@@ -69,7 +70,7 @@ def test_bounds_and_monotony(line: Schedule, ratio: float) -> None:
     assert rise == sorted(rise)
     assert all(0 < value <= 1 for value in rise)
     assert fall[0] == pytest.approx(1.0)
-    assert all(later <= earlier + 1e-15 for earlier, later in zip(fall, fall[1:], strict=False))
+    assert all(later <= earlier + 1e-15 for earlier, later in pairwise(fall))
     assert all(ratio - 1e-15 <= value <= 1 for value in fall)
 
 

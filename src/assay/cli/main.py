@@ -11,6 +11,7 @@ import sys
 import typer
 
 from assay.cli.corpus import corpus_app
+from assay.cli.plan import plan_command
 from assay.cli.data import data_app
 from assay.errors import AssayError
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(corpus_app, name="corpus")
+app.command("plan")(plan_command)
 app.add_typer(data_app, name="data")
 
 

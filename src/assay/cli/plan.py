@@ -1,0 +1,211 @@
+"""`assay plan RECIPE`: every derived figure before anything is spent.
+
+Parses, calls `plan.figures.plan` and shows the result: tables for people, one JSON object with `--json`.
+Needs no torch and no data. It computes nothing but units for people.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from decimal import Decimal
+
+
+def plan_command(
+    recipe: Annotated[Path, typer.Argument(help="the recipe (YAML)")],
+    tokens_per_second: Annotated[str | None, typer.Option(help="speed of the whole machine, for hours")] = None,
+    usd_per_hour: Annotated[str | None, typer.Option(help="price of the whole machine, for cost")] = None,
+    goal_positions: Annotated[int | None, typer.Option(help="positions to reach; shows what is missing")] = None,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+) -> None:
+    """Every derived figure of a recipe, before spending."""
+    from assay.cli.show import as_json
+    from assay.plan.figures import plan
+    from assay.recipe.load import load
+
+    figures = plan(
+        load(recipe),
+        recipe.parent,
+        _decimal("--tokens-per-second", tokens_per_second),
+        _decimal("--usd-per-hour", usd_per_hour),
+        goal_positions,
+    )
+    if json:
+        as_json(figures)
+    else:
+        _show(figures)
+
+
+def _decimal(option: str, value: str | None) -> Decimal | None:
+    from decimal import Decimal, InvalidOperation
+
+    from assay.errors import InputError
+
+    if value is None:
+        return None
+    try:
+        return Decimal(value)
+    except InvalidOperation:
+        raise InputError(f"{option} is {value!r}; a number is expected, such as 38587 or 0.60") from None
+
+
+def _show(facts: dict[str, Any]) -> None:
+    from assay.cli.show import console, note
+
+    screen = console()
+    for index, (title, rows) in enumerate(_groups(facts)):
+        if index:
+            screen.print()
+        screen.print(_table(title, rows))
+    if facts["warnings"]:
+        screen.print()
+        screen.print("To know before starting", style="bold")
+        for warning in facts["warnings"]:
+            screen.print(f"  - {warning}", markup=False)
+    if facts["hours"] is None:
+        note("hours need --tokens-per-second, cost --usd-per-hour as well")
+
+
+def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table.add_column(min_width=34)
+    table.add_column(justify="right", min_width=20, no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for name, value, remark in rows:
+        table.add_row("  " + escape(name), escape(value), escape(remark))
+    return table
+
+
+def _groups(facts: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    groups = [
+        (f"Plan of {facts['name']}", _training(facts)),
+        (f"Memory of one GPU, {facts['memory_bytes']['ranks']} running it (estimated)", _memory(facts["memory_bytes"])),
+        ("Disk", _disk(facts)),
+        ("Data", _data(facts)),
+    ]
+    if facts["hours"] is not None:
+        groups.append(("Time and money (estimated)", _money(facts)))
+    return groups
+
+
+def _training(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    micro, flops = facts["micro_batches"], facts["flops_per_position"]
+    start = facts["decay_start"]
+    rows = [
+        ("parameters", _number(facts["parameters"]), "tied embeddings counted once"),
+        (
+            "positions per update",
+            _number(facts["positions_per_update"]),
+            f"{facts['global_batch']:,} sequences × block {facts['block']:,}",
+        ),
+        ("scheduled updates", _number(facts["updates"]), "the length of the schedule, not a promise to run them"),
+        ("planned positions", _number(facts["planned_positions"]), f"{facts['positions_per_parameter']:g} a parameter"),
+    ]
+    if facts["first_update"]:
+        rows.append(
+            ("positions of this run", _number(facts["positions_of_this_run"]), f"from update {facts['first_update']:,}")
+        )
+    ranks = ", ".join(micro["per_rank"])
+    rows += [
+        ("warm-up, updates", _number(facts["warmup"]), ""),
+        ("decay starts at update", "none" if start is None else _number(start), ""),
+        (
+            "micro-batches an update",
+            _number(micro["per_update"]),
+            f"of {micro['sequences']:,} sequences; {micro['per_lane']:,} a lane, {micro['lanes']:,} lane(s); "
+            f"GPUs allowed: {ranks}",
+        ),
+        ("FLOPs a position, 6 N", _number(flops["six_n"]), f"and {flops['attention']:,} for attention"),
+    ]
+    return rows
+
+
+def _memory(memory: dict[str, Any]) -> list[tuple[str, str, str]]:
+    names = {
+        "weights": ("weights", "float32"),
+        "compute_copy": ("copy for the arithmetic", ""),
+        "gradients": ("gradients", "float32"),
+        "partial_sums": ("partial sums", "of the canonical reduction"),
+        "optimizer": ("optimizer state", ""),
+        "activations_without_recomputation": ("activations", "without recomputation"),
+        "activations_with_recomputation": ("activations", "with recomputation"),
+        "logits": ("logits of one chunk", ""),
+        "total_without_recomputation": ("total", "without recomputation"),
+        "total_with_recomputation": ("total", "with recomputation"),
+    }
+    chosen = memory["activations"] == memory["activations_with_recomputation"]
+    rows = []
+    for key, (name, remark) in names.items():
+        mark = "; the recipe's choice" if key.startswith("total") and key.startswith("total_with_") == chosen else ""
+        rows.append((name, _bytes(memory[key]), remark + mark))
+    if len(memory["per_gpu"]) > 1:
+        rows += [
+            (f"total with {ranks} GPU(s)", _bytes(one["total"]), "by the recipe's choice")
+            for ranks, one in memory["per_gpu"].items()
+        ]
+    return rows
+
+
+def _disk(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    disk, steps = facts["disk_bytes"], facts["checkpoints"]
+    return [
+        ("full checkpoint", _bytes(disk["full_checkpoint"]), "weights and optimizer"),
+        ("weights checkpoint", _bytes(disk["weights_checkpoint"]), ""),
+        ("full checkpoints saved", _number(steps["count"]), _some(steps["full"])),
+        ("of them kept at most", _number(disk["full_kept"]), "and one being written"),
+        ("weights checkpoints saved", _number(len(steps["weights"])), _some(steps["weights"])),
+        ("disk needed", _bytes(disk["total"]), "checkpoints alone"),
+    ]
+
+
+def _data(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    inherited, short = facts["inherited"], facts["shortfall"]
+    before = inherited["positions"]
+    rows = [
+        ("inherited positions", "unknown" if before is None else _number(before), inherited["source"]),
+        ("prepared positions", _number(short["prepared_positions"]), f"{short['prepared_updates']:,} updates"),
+        ("missing for the schedule", _number(short["missing_positions"]), f"{short['missing_updates']:,} updates"),
+    ]
+    if short["goal_positions"] is not None:
+        rows += [
+            ("goal, positions", _number(short["goal_positions"]), f"{short['goal_updates']:,} updates of this recipe"),
+            ("prepared input missing for it", _number(short["goal_missing_positions"]), ""),
+            ("beyond the schedule", _number(short["goal_unscheduled_positions"]), ""),
+        ]
+    for slot in facts["slots"] or []:
+        windows = f"{slot['windows_needed']:,} of {slot['windows_available']:,} windows"
+        remark = windows if slot["enough"] else f"{windows}: too short"
+        rows.append((f"slot {slot['slot']}, updates", _number(slot["used_updates"]), remark))
+    return rows
+
+
+def _money(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    rows = [("hours", f"{facts['hours']:,.1f}", "at the speed given, without interruption")]
+    cost = facts["cost"]
+    if cost is not None:
+        rows.append(("cost, dollars", f"{cost['usd']}", f"at {cost['usd_per_hour']} dollars an hour"))
+        rows.append(("the cost excludes", "", ", ".join(facts["cost_excludes"])))
+    return rows
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
+
+
+def _bytes(value: int) -> str:
+    """Bytes in the unit that GPUs and disks are compared in: GiB, or MiB below one."""
+    return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+
+
+def _some(steps: list[int]) -> str:
+    if len(steps) <= 6:
+        return ", ".join(f"{step:,}" for step in steps)
+    return f"{steps[0]:,}, {steps[1]:,}, {steps[2]:,} … {steps[-2]:,}, {steps[-1]:,}"

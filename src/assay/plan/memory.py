@@ -1,0 +1,131 @@
+"""What one GPU must hold while training, in bytes, from the recipe alone.
+
+The large terms are exact counts of the tensors that the trainer keeps; activations are counted from
+the operations of the decoder. Not in it: the allocator's fragmentation, CUDA's own context,
+communication buffers and the optimizer's passing work space; leave a tenth of the memory free for them.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+from assay.plan.parameters import count, matrix_count
+from assay.recipe.schema import Recipe
+
+BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+MASTER = 4  # weights, gradients and optimizer state are float32
+
+
+def optimizer_bytes(recipe: Recipe) -> int:
+    """State of the optimizer: two moments a parameter with AdamW, one momentum for each parameter that Muon updates."""
+    parameters = count(recipe.model)
+    if recipe.optimizer.kind == "adamw":
+        return 2 * MASTER * parameters
+    matrices = matrix_count(recipe.model)
+    return MASTER * matrices + 2 * MASTER * (parameters - matrices)
+
+
+def block_activation_bytes(recipe: Recipe) -> int:
+    """Bytes one block keeps for the backward pass, for one micro-batch, without recomputation.
+
+    Counted tensor by tensor as in Korthikanti et al. 2022 ("Reducing activation recomputation in large
+    transformer models", section 4), for this decoder: a memory-saving attention kernel keeps no scores,
+    only its log-sum-exp. Per position, with W the width, K the width of keys and of values, F the
+    feed-forward size, c bytes of the arithmetic and s of the residual stream (float32 under bfloat16):
+
+    - two norms: input and quotient, 4·W·s;
+    - the inputs of q, k, v and of gate, up: 2·W·c, or 5·W·c under autocast, which casts once for each;
+    - QK-norm: input in float32 and quotient, (W + K)·(4 + c), under float32 (W + K)·8;
+    - attention: q, k, v and output, (2·W + 2·K)·c, and 4 bytes a head;
+    - value residual: the values before mixing, K·c;
+    - SwiGLU: gate, silu(gate), up and their product, 4·F·c.
+    """
+    model = recipe.model
+    width, keys = model.width, model.kv_heads * model.head_size
+    compute = BYTES[recipe.precision.compute]
+    stream = max(compute, MASTER)
+    cast = compute < stream
+    each = 4 * width * stream + (5 if cast else 2) * width * compute
+    if model.qk_norm:
+        each += (width + keys) * (MASTER + compute)
+    each += (2 * width + 2 * keys) * compute + 4 * model.heads
+    if model.value_residual:
+        each += keys * compute
+    each += 4 * model.ffn * compute
+    return each * recipe.batch.micro * model.block
+
+
+def activation_bytes(recipe: Recipe, recompute: bool) -> int:
+    """Bytes kept for the backward pass of one micro-batch at its fullest moment.
+
+    With recomputation each block keeps its input alone, and one block at a time is whole again. Outside of
+    the blocks: the final norm's input and quotient, its output and the gradient of that output.
+    """
+    model = recipe.model
+    compute = BYTES[recipe.precision.compute]
+    stream = max(compute, MASTER)
+    positions = recipe.batch.micro * model.block
+    outside = 4 * model.width * stream * positions
+    whole = block_activation_bytes(recipe)
+    if not recompute:
+        return outside + model.layers * whole
+    kept = model.width * stream * positions
+    shared = model.kv_heads * model.head_size * compute * positions if model.value_residual else 0
+    return outside + model.layers * kept + whole + shared
+
+
+def logits_bytes(recipe: Recipe) -> int:
+    """The chunked loss at its fullest: logits, log-probabilities and their slope for one chunk of positions.
+
+    Under bfloat16 the slope and the raw logits are two bytes each, the two others four.
+    """
+    positions = min(recipe.loss.chunk, recipe.batch.micro * recipe.model.block)
+    compute = BYTES[recipe.precision.compute]
+    exact = max(compute, MASTER)
+    return positions * recipe.model.vocabulary * (2 * exact + compute)
+
+
+def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
+    """Bytes on one GPU when `ranks` of them run the recipe, and their `total`, with the recipe's own `recompute`.
+
+    Weights, optimizer state and their owners are spread over the ranks; the copy in which the arithmetic
+    runs is whole on each (`replicated`) or one block at a time (`fsdp`). A lane's gradient is whole on its
+    rank until the lane ends; the canonical reduction keeps log2(lanes ÷ ranks) partial sums beside it.
+    """
+    parameters = count(recipe.model)
+    compute = BYTES[recipe.precision.compute]
+    copy = parameters * compute if ranks > 1 or compute != MASTER else 0
+    if ranks > 1 and recipe.runtime.engine == "fsdp":
+        # the embedding and the two blocks that are gathered at one time
+        embedding = recipe.model.vocabulary * recipe.model.width
+        copy = compute * (embedding + 2 * -(-(parameters - embedding) // recipe.model.layers))
+    partial = int(log2(recipe.batch.lanes // ranks)) if recipe.reduction == "canonical" else 0
+    parts = {
+        "weights": MASTER * -(-parameters // ranks),
+        "compute_copy": copy,
+        "gradients": MASTER * parameters,
+        "partial_sums": partial * MASTER * parameters,
+        "optimizer": -(-optimizer_bytes(recipe) // ranks),
+        "activations": activation_bytes(recipe, recipe.runtime.recompute),
+        "logits": logits_bytes(recipe),
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def memory_by_ranks(recipe: Recipe) -> dict[str, Any]:
+    """The plan's `memory_bytes`: the terms for one GPU, activations both ways, and the totals for each rank count."""
+    most = recipe.batch.lanes
+    per_rank = {str(ranks): memory(recipe, ranks) for ranks in recipe.batch.rank_counts}
+    one = per_rank[str(most)]
+    with_recompute = activation_bytes(recipe, True)
+    without = activation_bytes(recipe, False)
+    return {
+        **one,
+        "ranks": most,
+        "activations_with_recomputation": with_recompute,
+        "activations_without_recomputation": without,
+        "total_with_recomputation": one["total"] - one["activations"] + with_recompute,
+        "total_without_recomputation": one["total"] - one["activations"] + without,
+        "per_gpu": per_rank,
+    }
