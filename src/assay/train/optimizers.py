@@ -159,7 +159,8 @@ def gradient_norm(grads: Mapping[str, Tensor]) -> Tensor:
     """The Euclidean norm over all gradients, a float64 scalar on their device.
 
     One float32 call per whole tensor, the squares added in float64 in the order of the names: the
-    bits do not depend on who owns what. The value is not looked at: that wait belongs to the loop.
+    bits do not depend on who owns what. A tensor whose squares leave float32 (a norm above 1.8e19) makes
+    the norm infinite. The value is not looked at: that wait belongs to the loop.
     """
     squares = [torch.linalg.vector_norm(grads[name], dtype=_at_least_float32(grads[name])) for name in sorted(grads)]
     total = torch.zeros((), dtype=torch.float64, device=squares[0].device)
