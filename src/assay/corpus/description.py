@@ -200,7 +200,7 @@ def _sentence(error: ValidationError, value: object) -> str:
     faults = error.errors(include_url=False, include_context=True)
     fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
     place = fault["loc"]
-    key = ".".join(str(step) for step in place)
+    key = _key(place)
     if fault["type"] == "extra_forbidden":
         known = _keys_at(place[:-1])
         near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
@@ -215,6 +215,13 @@ def _sentence(error: ValidationError, value: object) -> str:
         return f"{key} is {_shown(value, place)}; {reason}"
     message = str(fault["msg"])
     return f"{key} is {_shown(value, place)}; {message[0].lower()}{message[1:]}"
+
+
+def _key(place: tuple[str | int, ...]) -> str:
+    """A place as dotted keys; keys that do not print are escaped, long ones cut."""
+    text = ".".join(str(step) for step in place)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= 120 else text[:119] + "…"
 
 
 def _shown(value: Any, place: tuple[str | int, ...]) -> str:
