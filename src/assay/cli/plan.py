@@ -116,7 +116,11 @@ def _training(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
     ranks = ", ".join(micro["per_rank"])
     rows += [
         ("warm-up, updates", _number(facts["warmup"]), ""),
-        ("decay starts at update", "none" if start is None else _number(start), ""),
+        (
+            "decay starts at update",
+            "none" if start is None else _number(start),
+            "a cosine falls from the end of the warm-up on" if facts["schedule"] == "cosine" else "",
+        ),
         (
             "micro-batches an update",
             _number(micro["per_update"]),

@@ -10,10 +10,8 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from assay.data import queue as queues
-from assay.data.queue import Queue
 from assay.errors import InputError
 from assay.files.reading import read_object
 from assay.plan.cadence import checkpoint_steps, disk, every
@@ -22,6 +20,9 @@ from assay.plan.parameters import count
 from assay.recipe.load import from_resolved
 from assay.recipe.schedule import decay_start
 from assay.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from assay.data.queue import Queue
 
 COST_EXCLUDES = (
     "storage",
@@ -106,6 +107,7 @@ def plan(
     return {
         "name": recipe.name,
         "start": recipe.start.kind,
+        "schedule": recipe.schedule.kind.value,
         "parameters": parameters,
         "positions_per_update": per_update,
         "updates": updates,
@@ -163,6 +165,8 @@ def _queue(recipe: Recipe, folder: Path) -> Queue | None:
     path = folder / recipe.data.queue
     if not path.exists() and not path.is_symlink():
         return None
+    from assay.data import queue as queues  # brings numpy: a quarter of a second that a plan without data need not pay
+
     queue = queues.load(path)
     for key, ours, theirs in (
         ("block", recipe.model.block, queue.block),
@@ -273,6 +277,8 @@ def _warnings(recipe: Recipe, folder: Path, queue: Queue | None, inherited: dict
             for slot in _slots(recipe, queue)
             if not slot["enough"]
         ]
+        from assay.data import queue as queues  # see `_queue`
+
         roots = [folder / root for root in data.roots] or [queue.path.parent]
         absent = queues.missing(queue, queues.locate(queue, [root for root in roots if root.is_dir()]))
         if absent:

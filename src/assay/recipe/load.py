@@ -27,7 +27,8 @@ from ruamel.yaml.nodes import Node, ScalarNode
 from assay.errors import InputError
 from assay.files import digest as digests
 from assay.files.reading import read_text
-from assay.recipe.schema import Conflict, Recipe, keys_at, short
+from assay.recipe.fields import Conflict, short
+from assay.recipe.schema import Recipe, keys_at
 
 LIMIT = 1 << 20
 LEARNING = (

@@ -15,7 +15,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from assay.errors import InputError
-from assay.recipe.schema import Conflict, Recipe, Schedule, ScheduleKind
+from assay.recipe.fields import Conflict
+from assay.recipe.schema import Recipe, Schedule, ScheduleKind
 
 Decay = Literal["none", "linear", "cosine", "1-sqrt"]
 

@@ -8,14 +8,12 @@ Keys from `name` to `seed` are learning choices; those after it are operational 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,85 +22,26 @@ from pydantic import (
     model_validator,
 )
 
-from assay.files.digest import is_digest
-
-LARGEST_INTEGER = 2**53 - 1  # what canonical JSON holds exactly
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
-
-
-class Conflict(ValueError):
-    """A fault between keys; its text is a whole sentence that names them."""
-
-
-def _refuse(key: str, value: object, allowed: str) -> Conflict:
-    return Conflict(f"{key} is {value}; {allowed}")
-
-
-def _digest(value: str) -> str:
-    if not is_digest(value):
-        raise ValueError("a digest is 'sha256:' followed by 64 lower-case hex digits")
-    return value
-
-
-def _path(value: str) -> str:
-    parts = _text(value).split("/")
-    if "\\" in value or value.startswith("/") or ".." in parts:
-        raise ValueError("a path is relative to the recipe's folder, with '/', and does not leave it by '..'")
-    return value
-
-
-def _name(value: str) -> str:
-    if not NAME.fullmatch(value):
-        raise ValueError("a name has 1 to 100 letters, digits, '.', '_' or '-' and begins with a letter or digit")
-    return value
-
-
-def _text(value: str) -> str:
-    if not value.strip() or not value.isprintable():  # control characters and lone surrogates are not
-        raise ValueError("printable text that is not empty is expected")
-    return value
-
-
-def _device(value: str) -> str:
-    if not DEVICE.fullmatch(value):
-        raise ValueError("allowed are null (the best there is), cpu, cuda and cuda:N")
-    return value
-
-
-def _tolerance(value: str) -> str:
-    try:
-        number = Decimal(value)
-    except InvalidOperation:
-        number = Decimal(-1)
-    if not number.is_finite() or number < 0:
-        raise ValueError('a decimal number of at least 0 in quotes is expected, such as "0.001"')
-    return value
-
-
-def _count_or(word: str) -> BeforeValidator:
-    def check(value: object) -> object:
-        if value == word or (type(value) is int and 1 <= value <= LARGEST_INTEGER):
-            return value
-        raise ValueError(f"allowed are {word} and integers of at least 1")
-
-    return BeforeValidator(check)
-
-
-def _listed(value: object) -> object:
-    """YAML's lists become tuples; the strict schema would refuse a list where a tuple is declared."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
-Natural = Annotated[int, Field(ge=0, le=LARGEST_INTEGER)]
-Updates = Annotated[int, Field(ge=1, le=10_000_000)]
-Positive = Annotated[float, Field(gt=0, le=1e300)]
-NotNegative = Annotated[float, Field(ge=0, le=1e300)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-Digest = Annotated[str, AfterValidator(_digest)]
-RelativePath = Annotated[str, AfterValidator(_path)]
-Text = Annotated[str, AfterValidator(_text)]
+from assay.recipe.fields import (
+    Amount,
+    BelowOne,
+    Cadence,
+    Count,
+    Device,
+    Digest,
+    Keys,
+    Name,
+    Natural,
+    NotNegative,
+    Positive,
+    RelativePath,
+    Text,
+    Tolerance,
+    Updates,
+    listed,
+    refuse,
+    short,
+)
 
 
 class Part(BaseModel):
@@ -141,10 +80,10 @@ class Start(Part):
             return value
         allowed = "allowed are scratch, {init_from: {path, sha256}} and {continue_from: {path, step, sha256}}"
         if not isinstance(value, Mapping):
-            raise _refuse("start", short(value), allowed)
+            raise refuse("start", short(value), allowed)
         given = [key for key in ("init_from", "continue_from") if value.get(key) is not None]
         if len(given) != 1 and all(key in ("init_from", "continue_from") for key in value):
-            raise _refuse("start", "{" + ", ".join(given) + "}", allowed)
+            raise refuse("start", "{" + ", ".join(given) + "}", allowed)
         return value
 
     @model_serializer
@@ -214,12 +153,12 @@ class Model(Part):
         multiple = given.pop("ffn_multiple", None)
         if (multiple is None) == (given.get("ffn") is None):
             state = "missing" if multiple is None else f"{short(given['ffn'])} beside ffn_multiple {short(multiple)}"
-            raise _refuse("model.ffn", state, "exactly one of ffn and ffn_multiple is expected")
+            raise refuse("model.ffn", state, "exactly one of ffn and ffn_multiple is expected")
         if multiple is None:
             return given
         width = given.get("width")
         if type(multiple) not in (int, float) or not 0 < multiple <= 1000:
-            raise _refuse("model.ffn_multiple", short(multiple), "a number above 0 and of at most 1000 is expected")
+            raise refuse("model.ffn_multiple", short(multiple), "a number above 0 and of at most 1000 is expected")
         if type(width) is int and 1 <= width <= 1 << 20:
             given["ffn"] = int(multiple * width)
         else:
@@ -229,15 +168,15 @@ class Model(Part):
     @model_validator(mode="after")
     def _fit(self) -> Model:
         if self.width % self.heads:
-            raise _refuse("model.heads", self.heads, f"heads must divide model.width ({self.width})")
+            raise refuse("model.heads", self.heads, f"heads must divide model.width ({self.width})")
         if self.head_size % 2:
-            raise _refuse(
+            raise refuse(
                 "model.heads",
                 self.heads,
                 f"the head size model.width / model.heads ({self.head_size}) must be even for rotary positions",
             )
         if self.heads % self.kv_heads:
-            raise _refuse("model.kv_heads", self.kv_heads, f"kv_heads must divide model.heads ({self.heads})")
+            raise refuse("model.kv_heads", self.kv_heads, f"kv_heads must divide model.heads ({self.heads})")
         return self
 
     @property
@@ -250,7 +189,7 @@ class Data(Part):
     """Which data. Only `seed` is identity; the paths say where the approved bytes lie on this machine."""
 
     queue: RelativePath
-    roots: Annotated[tuple[RelativePath, ...], BeforeValidator(_listed)] = ()  # empty: the queue's own folder
+    roots: Annotated[tuple[RelativePath, ...], BeforeValidator(listed)] = ()  # empty: the queue's own folder
     validation: RelativePath | None = None
     seed: Natural
     when_missing: Literal["stop", "wait"] = "stop"
@@ -266,7 +205,7 @@ class Batch(Part):
     @model_validator(mode="after")
     def _power(self) -> Batch:
         if self.lanes & (self.lanes - 1):
-            raise _refuse("batch.lanes", self.lanes, "lanes must be a power of two (1, 2, 4, 8, …)")
+            raise refuse("batch.lanes", self.lanes, "lanes must be a power of two (1, 2, 4, 8, …)")
         return self
 
     @property
@@ -298,7 +237,7 @@ class Optimizer(Part):
     muon_steps: Annotated[int, Field(ge=1, le=100)] | None = None
     muon_dtype: Literal["auto", "bfloat16", "float32"] | None = None  # auto: bfloat16 on GPUs, float32 on the CPU
     weight_decay: NotNegative = 0.1
-    betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(_listed)] = (0.9, 0.95)
+    betas: Annotated[tuple[BelowOne, BelowOne], BeforeValidator(listed)] = (0.9, 0.95)
     eps: Positive = 1e-8
     grad_clip: Positive | None = 1.0  # null: no clipping
 
@@ -315,7 +254,7 @@ class Optimizer(Part):
         elif given.get("kind") == "adamw":
             for key in _MUON_DEFAULTS:
                 if given.get(key) is not None:
-                    raise _refuse(
+                    raise refuse(
                         f"optimizer.{key}",
                         short(given[key]),
                         "it has a meaning only with optimizer.kind muon: remove it",
@@ -358,15 +297,15 @@ class Schedule(Part):
     @model_validator(mode="after")
     def _fit(self) -> Schedule:
         if self.warmup >= self.updates:
-            raise _refuse("schedule.warmup", self.warmup, f"it must be below schedule.updates ({self.updates})")
+            raise refuse("schedule.warmup", self.warmup, f"it must be below schedule.updates ({self.updates})")
         if self.kind is not ScheduleKind.WSD:
             for key in ("decay", "decay_fraction", "decay_start", "intent"):
                 value = getattr(self, key)
                 if value is not None:
-                    raise _refuse(f"schedule.{key}", value, f"it belongs to kind wsd, not {self.kind}: remove it")
+                    raise refuse(f"schedule.{key}", value, f"it belongs to kind wsd, not {self.kind}: remove it")
             return self
         if self.decay_fraction is not None and self.decay_start is not None:
-            raise _refuse(
+            raise refuse(
                 "schedule.decay_start",
                 self.decay_start,
                 "decay_fraction is given too: exactly one of the two is expected",
@@ -374,22 +313,22 @@ class Schedule(Part):
         if self.decay == "none":
             return self
         if self.decay_fraction is None and self.decay_start is None:
-            raise _refuse(
+            raise refuse(
                 "schedule.decay", self.decay, "it needs decay_fraction or decay_start; decay: none is the one without"
             )
         start = self.decay_at
         assert start is not None
         if start >= self.updates and self.decay_fraction is not None:
-            raise _refuse(
+            raise refuse(
                 "schedule.decay_fraction",
                 self.decay_fraction,
                 f"of {self.updates} updates it leaves a decay shorter than one update; enlarge it or set decay: none",
             )
         if start >= self.updates:
-            raise _refuse("schedule.decay_start", start, f"it must be below schedule.updates ({self.updates})")
+            raise refuse("schedule.decay_start", start, f"it must be below schedule.updates ({self.updates})")
         if start < self.warmup:
             key = "decay_fraction" if self.decay_start is None else "decay_start"
-            raise _refuse(
+            raise refuse(
                 f"schedule.{key}",
                 getattr(self, key),
                 f"the decay would start at update {start}, inside the warm-up of {self.warmup} updates",
@@ -428,7 +367,7 @@ class Runtime(Part):
     recompute: bool = False
     deterministic: bool = True
     engine: Literal["replicated", "fsdp"] = "replicated"
-    device: Annotated[str, AfterValidator(_device)] | None = None
+    device: Device | None = None
 
 
 class Mirror(Part):
@@ -437,7 +376,7 @@ class Mirror(Part):
     url: Text
     every: Count = 1
     verify: Literal["readback", "stored"] = "readback"
-    keep: Annotated[int | Literal["all"], _count_or("all")] = "all"
+    keep: Amount = "all"
 
 
 class Checkpoint(Part):
@@ -447,10 +386,10 @@ class Checkpoint(Part):
     alone, all of them kept. The final step is always saved.
     """
 
-    every: Annotated[int | Literal["auto"], _count_or("auto")] = "auto"
-    keep: Annotated[int | Literal["all"], _count_or("all")] = 2
+    every: Cadence = "auto"
+    keep: Amount = 2
     weights_every: Count | None = None
-    extra: Annotated[tuple[Count, ...], BeforeValidator(_listed)] = ()
+    extra: Annotated[tuple[Count, ...], BeforeValidator(listed)] = ()
     slot_ends: bool = True
     mirror: Mirror | None = None
 
@@ -468,12 +407,12 @@ class Control(Part):
 
     path: RelativePath | None = None
     required: bool = False
-    tolerance: Annotated[str, AfterValidator(_tolerance)] = "0.001"
+    tolerance: Tolerance = "0.001"
 
     @model_validator(mode="after")
     def _there(self) -> Control:
         if self.required and self.path is None:
-            raise _refuse("control.required", "true", "it needs control.path, the recorded control")
+            raise refuse("control.required", "true", "it needs control.path, the recorded control")
         return self
 
 
@@ -489,9 +428,6 @@ class Log(Part):
     every: Count = 10
 
 
-Keys = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
-
-
 class Trust(Part):
     """Public keys by role; who may approve, operate and publish."""
 
@@ -503,7 +439,7 @@ class Trust(Part):
 class Recipe(Part):
     """Every choice of a run. Learning keys first, operational keys after `seed`."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Name
     start: Start
     pins: Pins = Pins()
     model: Model
@@ -527,24 +463,24 @@ class Recipe(Part):
     def _fit(self) -> Recipe:
         schedule, first = self.schedule, self.start.first_update
         if schedule.min_lr > self.optimizer.lr:
-            raise _refuse("schedule.min_lr", schedule.min_lr, f"it may be optimizer.lr ({self.optimizer.lr}) at most")
+            raise refuse("schedule.min_lr", schedule.min_lr, f"it may be optimizer.lr ({self.optimizer.lr}) at most")
         if first >= schedule.updates:
-            raise _refuse(
+            raise refuse(
                 "start.continue_from.step", first, f"nothing is left to do: schedule.updates is {schedule.updates}"
             )
         if schedule.rewarm and self.start.kind == "scratch":
-            raise _refuse("schedule.rewarm", schedule.rewarm, "it is allowed only after init_from or continue_from")
+            raise refuse("schedule.rewarm", schedule.rewarm, "it is allowed only after init_from or continue_from")
         if schedule.rewarm > schedule.updates - first:
-            raise _refuse(
+            raise refuse(
                 "schedule.rewarm", schedule.rewarm, f"this run does only {schedule.updates - first} updates itself"
             )
         for step in self.checkpoint.extra:
             if not first < step <= schedule.updates:
-                raise _refuse("checkpoint.extra", step, f"this run's steps go from {first + 1} to {schedule.updates}")
+                raise refuse("checkpoint.extra", step, f"this run's steps go from {first + 1} to {schedule.updates}")
         if len(set(self.checkpoint.extra)) != len(self.checkpoint.extra):
-            raise _refuse("checkpoint.extra", list(self.checkpoint.extra), "a step is named twice")
+            raise refuse("checkpoint.extra", list(self.checkpoint.extra), "a step is named twice")
         if self.evaluate.every is not None and self.data.validation is None:
-            raise _refuse("evaluate.every", self.evaluate.every, "it needs data.validation, the shard to validate on")
+            raise refuse("evaluate.every", self.evaluate.every, "it needs data.validation, the shard to validate on")
         return self
 
     @property
@@ -585,14 +521,3 @@ def _kind(value: object) -> object:
     if value not in names:
         raise ValueError(f"allowed are {', '.join(names)}")
     return ScheduleKind(str(value))
-
-
-def short(value: object) -> str:
-    """A value as a message shows it: as YAML has it, at most 60 characters; numbers too long to print are named so."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # Python refuses to print integers above 4,300 digits
-        return "a value too long to print"
-    return text if len(text) <= 60 else text[:57] + "…"
