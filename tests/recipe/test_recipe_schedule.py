@@ -21,7 +21,7 @@ def schedule(**keys: Any) -> Schedule:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    updates = draw(st.integers(2, 400))
+    updates = draw(st.integers(2, 120))
     warmup = draw(st.integers(0, updates - 2))
     kind = draw(st.sampled_from(["wsd", "constant", "cosine"]))
     keys: dict[str, Any] = {"kind": kind, "updates": updates, "warmup": warmup}

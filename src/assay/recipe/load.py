@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from assay.files.reading import read_text
 from assay.recipe.fields import Conflict, short
 from assay.recipe.schema import Recipe, keys_at
 
-LIMIT = 1 << 20
+LIMIT = 256 << 10  # bytes; a recipe has some four thousand, and the reader needs seconds for a quarter of a million
+DEEPEST = 40  # brackets within brackets; a recipe has three
 LEARNING = (
     "start",
     "model",
@@ -90,6 +92,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """Plain data from YAML 1.2 text: no duplicate keys, anchors, aliases, merges, directives or further documents."""
     if any(line.startswith("%") for line in text.splitlines()):
         raise InputError(f"{where}: a line begins with '%'; recipes are YAML 1.2 without directives: remove the line")
+    if _depth(text) > DEEPEST:  # the reader needs seconds to find that out by itself
+        raise InputError(f"{where}: it is nested too deeply to be read")
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = _PlainComposer
     try:
@@ -102,6 +106,12 @@ def parse_yaml(text: str, where: str) -> Any:
         # ruamel lets these out for scalars it cannot build, such as dates that do not exist or unhashable keys
         problem = str(error).split(";")[0].split(":")[0]
         raise InputError(f"{where}: a value cannot be read as YAML 1.2 ({problem})") from None
+
+
+def _depth(text: str) -> int:
+    """The deepest nesting of brackets and braces, quotes and comments not regarded."""
+    steps = (1 if character in "[{" else -1 for character in text if character in "[{]}")
+    return max(accumulate(steps), default=0)
 
 
 class _PlainComposer(Composer):  # type: ignore[misc]  # ruamel ships no usable types
