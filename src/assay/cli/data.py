@@ -56,17 +56,22 @@ def verify_command(
     from assay.cli import show
     from assay.data import queue as queues
     from assay.data.shard import open_shard, verify_shard
+    from assay.errors import DataError
 
     shards: list[Shard] = []
     problems: list[str] = []
     for path in paths:
-        if path.is_file():
-            queue = queues.load(path)
-            found = queues.locate(queue, _roots(path, root))
-            shards.extend(found.values())
-            problems.extend(f"{path}: shard {name} is not here" for name in queues.missing(queue, found))
-        else:
-            shards.append(open_shard(path))
+        try:
+            if path.is_file():
+                queue = queues.load(path)
+                found = queues.locate(queue, _roots(path, root))
+                shards.extend(found.values())
+                problems.extend(f"{path}: shard {name} is not here" for name in queues.missing(queue, found))
+            else:
+                shards.append(open_shard(path))
+        except DataError as fault:  # one damaged shard does not keep the others from being looked at
+            problems.append(str(fault))
+    whole = not problems
     entries = []
     for shard in shards:
         if len(shards) > 1 or shard.tokens > 50_000_000:
@@ -77,8 +82,8 @@ def verify_command(
     counts = [shard.documents for shard in shards]
     facts = {
         "ok": not problems,
-        "tokens": sum(shard.tokens for shard in shards),
-        "documents": None if None in counts else sum(count for count in counts if count is not None),
+        "tokens": sum(shard.tokens for shard in shards) if whole else None,
+        "documents": sum(count for count in counts if count is not None) if whole and None not in counts else None,
         "dtype": _same([shard.dtype for shard in shards]),
         "sha256": _same([shard.sha256 for shard in shards]),
         "problems": problems,
