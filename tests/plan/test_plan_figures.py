@@ -27,7 +27,11 @@ from assay.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = load(RECIPES / "tiny.yaml")
-KEYS = [
+KEYS = {
+    *("parameters", "positions_per_update", "updates", "planned_positions", "positions_per_parameter", "decay_start"),
+    *("warmup", "global_batch", "block", "micro_batches", "flops_per_position", "memory_bytes", "disk_bytes"),
+    *("checkpoints", "slots", "hours", "cost", "cost_excludes", "inherited", "shortfall", "warnings"),
+}
     "parameters",
     "positions_per_update",
     "updates",
@@ -161,14 +165,15 @@ def test_no_moment_of_a_run_needs_more_disk_than_planned(last: int, keep: Any, e
     )
     steps = checkpoint_steps(recipe, None)
     standing: list[int] = []
-    most = 0
+    most = cleaned = 0
     for step in steps["full"]:
         standing.append(step)
         most = max(most, len(standing))
         if keep != "all":
             standing = [s for s in standing if s in standing[-keep:] or s in steps["permanent"]]
+        cleaned = max(cleaned, len(standing))
     space = disk(recipe, steps)
-    assert len(standing) <= space["full_kept"]
+    assert cleaned == space["full_kept"]
     assert most <= space["full_kept"] + space["in_flight"]
     assert space["total"] >= most * space["full_checkpoint"]
 
@@ -266,7 +271,7 @@ def test_the_command_prints_one_json_object_with_the_contracts_keys() -> None:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["ok"] is True
-    assert not set(KEYS) - facts.keys()
+    assert facts.keys() >= KEYS
 
 
 def test_the_command_shows_tables_to_people() -> None:

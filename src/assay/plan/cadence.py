@@ -6,9 +6,9 @@ removed again is the trainer's work; here only the most that can stand at one ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 from assay.plan.memory import MASTER, optimizer_bytes
 from assay.plan.parameters import count
@@ -52,12 +52,7 @@ def disk(recipe: Recipe, steps: dict[str, list[int]]) -> dict[str, Any]:
     """
     weights = MASTER * count(recipe.model)
     full = weights + optimizer_bytes(recipe)
-    keep = recipe.checkpoint.keep
-    standing = len(steps["full"])
-    if isinstance(keep, int):
-        # at the end: the permanent ones, and the newest `keep`, of which the final one is permanent as well
-        passing = len(set(steps["full"][-keep:]) - set(steps["permanent"]))
-        standing = min(standing, len(steps["permanent"]) + max(passing, min(keep, standing) - 1))
+    standing = most_standing(steps["full"], set(steps["permanent"]), recipe.checkpoint.keep)
     return {
         "full_checkpoint": full,
         "weights_checkpoint": weights,
@@ -66,3 +61,15 @@ def disk(recipe: Recipe, steps: dict[str, list[int]]) -> dict[str, Any]:
         "in_flight": 1,
         "total": (standing + 1) * full + len(steps["weights"]) * weights,
     }
+
+
+def most_standing(full: Sequence[int], permanent: Collection[int], keep: int | Literal["all"]) -> int:
+    """The most full checkpoints that stand after a clean-up: the newest `keep` and the permanent ones before them."""
+    if keep == "all":
+        return len(full)
+    older = most = 0
+    for index in range(len(full)):
+        if index >= keep and full[index - keep] in permanent:
+            older += 1
+        most = max(most, older + min(keep, index + 1))
+    return most
