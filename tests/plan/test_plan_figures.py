@@ -32,28 +32,6 @@ KEYS = {
     *("warmup", "global_batch", "block", "micro_batches", "flops_per_position", "memory_bytes", "disk_bytes"),
     *("checkpoints", "slots", "hours", "cost", "cost_excludes", "inherited", "shortfall", "warnings"),
 }
-    "parameters",
-    "positions_per_update",
-    "updates",
-    "planned_positions",
-    "positions_per_parameter",
-    "decay_start",
-    "warmup",
-    "global_batch",
-    "block",
-    "micro_batches",
-    "flops_per_position",
-    "memory_bytes",
-    "disk_bytes",
-    "checkpoints",
-    "slots",
-    "hours",
-    "cost",
-    "cost_excludes",
-    "inherited",
-    "shortfall",
-    "warnings",
-]
 
 
 def tiny(**sections: Any) -> Recipe:
