@@ -11,8 +11,16 @@ import sys
 import typer
 
 from assay.cli.corpus import corpus_app
-from assay.cli.plan import plan_command
 from assay.cli.data import data_app
+from assay.cli.plan import plan_command
+from assay.cli.train import (
+    abandon_command,
+    preflight_command,
+    release_command,
+    status_command,
+    stop_command,
+    train,
+)
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -23,9 +31,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(corpus_app, name="corpus")
 app.command("plan")(plan_command)
+app.add_typer(corpus_app, name="corpus")
 app.add_typer(data_app, name="data")
+app.command("preflight")(preflight_command)
+app.command("train")(train)
+app.command("status")(status_command)
+app.command("stop")(stop_command)
+app.command("release")(release_command)
+app.command("abandon")(abandon_command)
 
 
 def main() -> None:

@@ -1,0 +1,76 @@
+"""Loading checkpoints: the newest that holds, every byte checked against its manifest first.
+
+A damaged checkpoint is never used and never removed; the older one is taken and the caller is
+told, so that a receipt can say so. No pickle is read on any path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from assay.checkpoint import manifest as manifests
+from assay.checkpoint.manifest import Manifest, problems, read_manifest
+from assay.errors import DataError
+from assay.files.digest import digest_file
+from assay.files.reading import read_object
+from assay.run.history import Saved
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in host memory; `optimizer` and `state` are empty for a weights checkpoint."""
+
+    manifest: Manifest
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def load(folder: Path) -> Loaded:
+    """Load one checkpoint folder; DataError (exit 4) naming whatever does not hold."""
+    manifest = read_manifest(folder)
+    faults = problems(manifest, tensors=False)
+    if faults:
+        raise DataError("; ".join(faults))
+    full = manifest.kind == "full"
+    return Loaded(
+        manifest,
+        load_file(folder / manifests.MODEL),
+        load_file(folder / manifests.OPTIMIZER) if full else {},
+        read_object(folder / manifests.STATE, "the state of a checkpoint") if full else {},
+    )
+
+
+def newest(run_path: Path, saved: list[Saved], step: int | None) -> tuple[Loaded, list[str]]:
+    """The newest full checkpoint that holds, and what was wrong with newer ones.
+
+    `saved` are the receipts of checkpoints that stand. With `step`, only that step is tried. A folder
+    whose manifest is not the one that the receipt names is treated as damaged. DataError (exit 4)
+    when none holds: nothing is ever started anew instead.
+    """
+    full = [item for item in saved if item.kind == "full" and step in (None, item.step)]
+    if not full:
+        wanted = "no full checkpoint" if step is None else f"no full checkpoint of step {step}"
+        raise DataError(f"{run_path} has {wanted}; those that stand: {_steps(saved)}")
+    faults: list[str] = []
+    for item in sorted(full, key=lambda one: (one.step, one.segment), reverse=True):
+        folder = run_path / item.folder
+        try:
+            if not (folder / manifests.MANIFEST).is_file():
+                raise DataError(f"{folder / manifests.MANIFEST} is missing")
+            if digest_file(folder / manifests.MANIFEST) != item.manifest_sha256:
+                raise DataError(f"{folder / manifests.MANIFEST} is not the one that receipt {item.seq} names")
+            return load(folder), faults
+        except DataError as fault:
+            faults.append(str(fault))
+    raise DataError(f"no full checkpoint of {run_path} holds: {'; '.join(faults)}; fetch a copy, then resume")
+
+
+def _steps(saved: list[Saved]) -> str:
+    steps = sorted({item.step for item in saved if item.kind == "full"})
+    return ", ".join(str(step) for step in steps) or "none"

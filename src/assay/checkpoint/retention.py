@@ -1,0 +1,39 @@
+"""Which full checkpoints stay: the newest `keep`, extra and slot-end steps, and the final one.
+
+Weights checkpoints always stay. Removal is a receipt first and a deletion after it, and a clean-up
+that fails never stops training.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from assay.checkpoint.manifest import MANIFEST
+from assay.ledger.ledger import Ledger
+from assay.run.history import Saved
+
+
+def surplus(standing: list[Saved], keep: int | str, permanent: Collection[int]) -> list[Saved]:
+    """Full checkpoints that may go, oldest first; `permanent` are steps that always stay."""
+    if keep == "all":
+        return []
+    full = sorted((item for item in standing if item.kind == "full"), key=lambda one: (one.step, one.segment))
+    newest_steps = sorted({item.step for item in full})[-int(keep) :]
+    return [item for item in full if item.step not in newest_steps and item.step not in permanent]
+
+
+def remove(run_path: Path, ledger: Ledger, items: list[Saved], tell: Callable[[str], None]) -> list[Saved]:
+    """Remove each: the receipt, then the manifest (so that no reader takes a half-removed folder), then the rest."""
+    for item in items:
+        ledger.append(
+            "checkpoint.removed", {"folder": item.folder, "step": item.step, "manifest_sha256": item.manifest_sha256}
+        )
+        folder = run_path / item.folder
+        try:
+            (folder / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+        except OSError as fault:
+            tell(f"{folder} could not be removed ({fault.strerror or fault}); training goes on")
+    return items

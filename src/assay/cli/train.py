@@ -1,0 +1,179 @@
+"""`assay train`, `preflight`, `status`, `stop`, `release`, `abandon`: the operator's commands.
+
+Pre-flight comes before anything is written; the start mode is decided here and said aloud.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from assay.launch.preflight import Check
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on standard output")]
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
+    run: Annotated[Path, typer.Option("--run", help="the run folder; it is created for a new run")],
+    start: Annotated[str, typer.Option(help="new, resume or auto")] = "new",
+    from_step: Annotated[int | None, typer.Option(help="with resume: the full checkpoint to go on from")] = None,
+    until: Annotated[str | None, typer.Option(help="stop, saved, at this step or at slot-end")] = None,
+    grace: Annotated[float, typer.Option(help="seconds to wait for a stop after a signal")] = 25.0,
+) -> None:
+    """Train, after pre-flight. The exit code says what happened."""
+    from assay.errors import InputError, Refused
+    from assay.launch import local
+    from assay.launch.preflight import preflight, receipt, refusals
+    from assay.recipe import load as recipes
+    from assay.run.folder import RunFolder, create
+    from assay.run.history import history
+
+    if start not in ("new", "resume", "auto"):
+        raise InputError(f"--start is {start!r}; new, resume or auto is expected")
+    if until is not None and until != "slot-end" and not until.isdigit():
+        raise InputError(f"--until is {until!r}; a step or slot-end is expected")
+    if from_step is not None and start == "new":
+        raise InputError("--from-step goes with --start resume: it names the checkpoint to go on from")
+    folder = RunFolder(run)
+    loaded = recipes.load(recipe)
+    begun = folder.exists() and bool(history(folder.ledger).segments)
+    if start == "new" and begun:
+        raise Refused(f"{run} holds a run already; go on with --start resume, or choose another folder for a new run")
+    if start == "resume" and not folder.exists():
+        raise Refused(f"{run} holds no run to resume; start one with --start new")
+    if start == "auto":
+        print(f"--start auto took {'resume' if begun else 'new'}", file=sys.stderr)
+    if begun and history(folder.ledger).ended:
+        print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
+        return
+    checks = preflight(loaded, recipe.resolve().parent, folder)
+    if refused := refusals(checks):
+        _refuse(refused)
+    if not folder.exists():
+        create(run, recipe, loaded, loaded.start.model_dump(mode="json") or {"scratch": True})
+    folder.open_ledger().append("preflight", receipt(checks))
+    print("PRE-FLIGHT OK", file=sys.stderr)
+    command = ["assay", *sys.argv[1:]]
+    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command))
+    raise SystemExit(code)
+
+
+def preflight_command(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
+    run: Annotated[Path, typer.Option("--run", help="the run folder that the launch would use")] = Path("runs/new"),
+    json: JsonOption = False,
+) -> None:
+    """Check everything that can be wrong before a device is touched; nothing is written."""
+    from assay.cli.show import as_json, console, table
+    from assay.launch.preflight import as_facts, preflight, refusals
+    from assay.recipe import load as recipes
+    from assay.run.folder import RunFolder
+
+    checks = preflight(recipes.load(recipe), recipe.resolve().parent, RunFolder(run))
+    refused = refusals(checks)
+    if json:
+        as_json({"ok": not refused, "checks": as_facts(checks)})
+    else:
+        out = console()
+        out.print(table("", ("check", "result", "detail"), ((c.name, c.result, c.detail) for c in checks)))
+        if not refused:
+            out.print("PRE-FLIGHT OK")
+    if refused:
+        raise SystemExit(_code(refused))
+
+
+def status_command(run: RunArgument, json: JsonOption = False) -> None:
+    """The numbers of a run, each under its own name."""
+    from assay.cli.show import as_json, console, pairs
+    from assay.run.folder import RunFolder
+    from assay.run.status import status
+
+    facts = status(RunFolder(run))
+    if json:
+        as_json(facts)
+        return
+    start = facts["start"]
+    shown = {
+        "run": f"{facts['name']} ({facts['run_id']})",
+        "state": facts["state"] + (f" by a {facts['hold']}" if facts["hold"] else ""),
+        "start": f"{start['mode']} @ {start['step']}" if start else "not started",
+        "scheduled updates": facts["scheduled"],
+        "projected updates": facts["projected"] if facts["projected"] is not None else "nobody stated an estimate",
+        "affordable updates": facts["affordable"] if facts["affordable"] is not None else "no budget stated",
+        "reported updates": facts["reported"] if facts["reported"] is not None else "none yet",
+        "saved updates": facts["saved"] if facts["saved"] is not None else "none yet",
+        "mirrored updates": facts["mirrored"] if facts["mirrored"] is not None else "no mirror",
+        "prepared updates": facts["prepared"] if facts["prepared"] is not None else "the queue is not readable here",
+        "loss": facts["loss"] if facts["loss"] is not None else "none yet",
+        "order digest": facts["order_digest"] if facts["order_digest"] else "none yet",
+        "segments": facts["segments"],
+        "alarms": facts["alarms"],
+        "last contact": facts["last_contact"],
+    }
+    console().print(pairs("", shown))
+
+
+def stop_command(
+    run: RunArgument,
+    reason: Annotated[str | None, typer.Option(help="why, for the ledger")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Ask the run to save and stop; the hold stands until `assay release`."""
+    _act(run, "stop", reason, json)
+
+
+def release_command(
+    run: RunArgument,
+    reason: Annotated[str | None, typer.Option(help="why, for the ledger")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Lift a hold, so that the run may be resumed."""
+    _act(run, "release", reason, json)
+
+
+def abandon_command(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option(help="why, for the ledger")],
+    json: JsonOption = False,
+) -> None:
+    """Close a run's history for ever."""
+    _act(run, "abandon", reason, json)
+
+
+def _act(path: Path, act: str, reason: str | None, json: bool) -> None:
+    from assay.cli.show import as_json, console
+    from assay.run import owner
+    from assay.run.folder import RunFolder
+    from assay.run.status import reported
+
+    run = RunFolder(path)
+    if act == "stop":
+        done = owner.stop(run, reason)
+    elif act == "release":
+        done = owner.release(run, reason)
+    else:
+        done = owner.abandon(run, reason or "")
+    step = reported(run.metrics).step
+    if json:
+        as_json({"step": step, "receipt": done.seq})
+    else:
+        words = {"stop": "will save and stop" if owner.is_owned(run) else "is held", "release": "is released"}
+        console().print(f"{path} {words.get(act, 'is abandoned')} (receipt {done.seq}, last reported step {step})")
+
+
+def _refuse(refused: list[Check]) -> None:
+    for one in refused:
+        print(f"assay: pre-flight: {one.name}: {one.detail}", file=sys.stderr)
+    raise SystemExit(_code(refused))
+
+
+def _code(refused: list[Check]) -> int:
+    """A refusal's own code when all agree (missing data is 4); otherwise 3."""
+    codes = {one.code for one in refused}
+    return codes.pop() if len(codes) == 1 else 3

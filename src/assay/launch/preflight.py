@@ -1,0 +1,229 @@
+"""Pre-flight: everything that can be known to be wrong before a device is touched.
+
+Each check is passed, refused, not pinned or not applicable, with a detail for people. It changes
+nothing; the caller writes the receipt. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.checkpoint import manifest as manifests
+from assay.checkpoint.manifest import read_manifest
+from assay.data import queue as queues
+from assay.data.batches import Batches
+from assay.data.order import windows_available
+from assay.data.queue import Queue
+from assay.data.shard import Shard, open_shard, verify_shard
+from assay.errors import AssayError, DataError, Refused
+from assay.files.digest import digest_file
+from assay.plan.cadence import checkpoint_steps, disk
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+from assay.run.history import history
+from assay.run.provenance import code_identity
+
+PASSED, REFUSED, NOT_PINNED, NOT_APPLICABLE = "passed", "refused", "not pinned", "not applicable"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check's name, its result, what was seen, and the exit code that a refusal ends with."""
+
+    name: str
+    result: str
+    detail: str
+    code: int = Refused.code
+
+
+def preflight(recipe: Recipe, folder: Path, run: RunFolder) -> list[Check]:
+    """All checks of a launch of `recipe`, whose relative paths start from `folder`, into `run`."""
+    checks: list[Check] = []
+
+    def check(name: str, act: Callable[[], str | Check]) -> bool:
+        try:
+            found = act()
+        except AssayError as fault:
+            checks.append(Check(name, REFUSED, str(fault), fault.code))
+            return False
+        checks.append(found if isinstance(found, Check) else Check(name, PASSED, found))
+        return checks[-1].result != REFUSED
+
+    queue: list[Queue] = []
+    batches: list[Batches] = []
+    validation: list[Shard] = []
+    check("run folder", lambda: _run_folder(run))
+    if check("queue", lambda: _queue(recipe, folder, queue)):
+        check("data", lambda: _data(recipe, folder, queue[0], batches))
+    if check("validation", lambda: _validation(recipe, folder, validation)):
+        check("validation is not training data", lambda: _apart(queue, validation))
+    check("start", lambda: _start(recipe, folder))
+    for name, act in _pins(recipe, folder, queue, validation).items():
+        check(f"pin {name}", act)
+    check("disk", lambda: _disk(recipe, queue, run))
+    return checks
+
+
+def refusals(checks: list[Check]) -> list[Check]:
+    """The checks that forbid the launch."""
+    return [check for check in checks if check.result == REFUSED]
+
+
+def as_facts(checks: list[Check]) -> list[dict[str, str]]:
+    """The contract's `checks`."""
+    return [{"name": one.name, "result": one.result, "detail": one.detail} for one in checks]
+
+
+def receipt(checks: list[Check]) -> dict[str, Any]:
+    """The body of the receipt: names and results; details stay out, since they hold paths of this machine."""
+    return {"checks": [{"name": one.name, "result": one.result} for one in checks]}
+
+
+def _run_folder(run: RunFolder) -> str:
+    if not run.exists():
+        return "a new run"
+    told = history(run.ledger)
+    if told.abandoned is not None:
+        raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
+    if told.hold is not None:
+        raise Refused(
+            f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
+            f"lift the hold with: assay release {run.path}"
+        )
+    return f"{len(told.segments)} segment(s), no hold, {sum(told.kinds.values())} receipts that chain"
+
+
+def _queue(recipe: Recipe, folder: Path, found: list[Queue]) -> str:
+    queue = queues.load(folder / recipe.data.queue)
+    if queue.block != recipe.model.block:
+        raise Refused(f"{queue.path} has block {queue.block}, but model.block is {recipe.model.block}; they must agree")
+    if queue.vocabulary > recipe.model.vocabulary:
+        raise Refused(
+            f"{queue.path} has ids below {queue.vocabulary:,}, but model.vocabulary is {recipe.model.vocabulary:,}; "
+            "enlarge model.vocabulary"
+        )
+    if not queue.slots:
+        raise DataError(f"{queue.path} has no slot; append one with assay data append")
+    first = recipe.start.first_update
+    if first >= queue.updates_total:
+        raise DataError(
+            f"{queue.path} holds {queue.updates_total:,} updates, but this run begins at update {first:,}; "
+            "append a slot"
+        )
+    found.append(queue)
+    short = recipe.schedule.updates - queue.updates_total
+    more = f"; {short:,} of the scheduled updates are not prepared yet" if short > 0 else ""
+    return f"{len(queue.slots)} slot(s), {queue.updates_total:,} updates{more}"
+
+
+def _data(recipe: Recipe, folder: Path, queue: Queue, found: list[Batches]) -> str:
+    roots = [folder / root for root in recipe.data.roots]
+    found.append(Batches(queue, roots, recipe.data.seed, recipe.global_batch))
+    return f"{len(found[0].shards)} shard(s) are here with the sizes of their manifests"
+
+
+def _validation(recipe: Recipe, folder: Path, found: list[Shard]) -> str | Check:
+    if recipe.data.validation is None:
+        return Check("validation", NOT_APPLICABLE, "the recipe names no validation shard")
+    shard = open_shard(folder / recipe.data.validation)
+    wrong = verify_shard(shard)
+    if wrong:
+        raise DataError(wrong[0])
+    if shard.vocabulary > recipe.model.vocabulary:
+        raise Refused(
+            f"{shard.path} has ids below {shard.vocabulary:,}, but model.vocabulary is {recipe.model.vocabulary:,}"
+        )
+    if windows_available(shard.tokens, recipe.model.block, 0) < 1:
+        raise DataError(f"{shard.path} has {shard.tokens:,} tokens, less than one window of {recipe.model.block + 1:,}")
+    found.append(shard)
+    return f"{shard.tokens:,} tokens, bytes as in the manifest"
+
+
+def _apart(queue: list[Queue], validation: list[Shard]) -> str | Check:
+    if not queue or not validation:
+        return Check("validation is not training data", NOT_APPLICABLE, "no queue or no validation shard to compare")
+    shard = validation[0]
+    for slot in queue[0].slots:
+        if any(part.shard == shard.sha256 for part in slot.parts):
+            raise Refused(f"{shard.path} is also in slot {slot.number} of {queue[0].path}; hold out other data")
+    return "no slot reads the validation shard"
+
+
+def _start(recipe: Recipe, folder: Path) -> str:
+    start = recipe.start
+    if start.init_from is not None:
+        place = folder / start.init_from.path
+        manifest = read_manifest(place)
+        for name in (manifests.MODEL, manifests.CONFIG):
+            if name not in manifest.files:
+                raise DataError(f"{place}: the manifest lists no {name}; a checkpoint or an imported model is expected")
+        stated = manifest.files[manifests.MODEL]["sha256"]
+        if start.init_from.sha256 not in (None, stated):
+            raise Refused(f"start.init_from.sha256 is {start.init_from.sha256}, but {place} states {stated}")
+        return f"init-from {place.name}, step {manifest.step} of its run, optimizer will be fresh"
+    if start.continue_from is not None:
+        place = folder / start.continue_from.path
+        if not place.is_dir():
+            raise DataError(f"{place} does not exist; start.continue_from.path names a run or checkpoint folder")
+        return f"continue-from step {start.continue_from.step} of {place.name}"
+    return "scratch"
+
+
+def _pins(
+    recipe: Recipe, folder: Path, queue: list[Queue], validation: list[Shard]
+) -> dict[str, Callable[[], str | Check]]:
+    """Each pin against the digest of what is here."""
+    pins = recipe.pins
+
+    def source(name: str) -> str | None:
+        if recipe.start.init_from is None:
+            return None
+        path = folder / recipe.start.init_from.path / name
+        return digest_file(path) if path.is_file() else None
+
+    def prefix() -> str | None:
+        if not queue:
+            return None
+        names = {queue[0].header_digest, *(slot.digest for slot in queue[0].slots)}
+        return pins.queue_prefix if pins.queue_prefix in names else queue[0].head
+
+    here: dict[str, tuple[str | None, Callable[[], str | None]]] = {
+        "weights": (pins.weights, lambda: source(manifests.MODEL)),
+        "config": (pins.config, lambda: source(manifests.CONFIG)),
+        "tokenizer": (pins.tokenizer, lambda: queue[0].tokenizer if queue else None),
+        "validation": (pins.validation, lambda: validation[0].sha256 if validation else None),
+        "code": (pins.code, lambda: str(code_identity()["sha256"])),
+        "queue_prefix": (pins.queue_prefix, prefix),
+    }
+
+    def compare(name: str, wanted: str | None, seen: Callable[[], str | None]) -> str | Check:
+        found = seen()
+        if wanted is None:
+            return Check(f"pin {name}", NOT_PINNED, found or "nothing of the kind here")
+        if found != wanted:
+            raise Refused(f"pins.{name} is {wanted}, but what is here has {found or 'nothing of the kind'}")
+        return wanted
+
+    return {name: lambda name=name, pin=pin: compare(name, *pin) for name, pin in here.items()}  # type: ignore[misc]
+
+
+def _disk(recipe: Recipe, queue: list[Queue], run: RunFolder) -> str:
+    place = run.path
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        raise Refused(f"{place} cannot be written by this user; choose another --run folder")
+    slots = [slot.updates for slot in queue[0].slots] if queue else None
+    needed = int(disk(recipe, checkpoint_steps(recipe, slots))["total"])
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise Refused(
+            f"{place} has {free / 1e9:,.1f} GB free, but the checkpoints that are kept need {needed / 1e9:,.1f} GB; "
+            "lower checkpoint.keep or free space"
+        )
+    return f"{free / 1e9:,.1f} GB free, {needed / 1e9:,.1f} GB needed for the checkpoints that are kept"

@@ -1,0 +1,132 @@
+"""What a run's ledger says happened, gathered in one verified pass.
+
+`history` turns receipts into segments, checkpoints and holds. It reads; it never writes, and it
+takes no other file's word for anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.ledger.ledger import Receipt, read
+
+OPENING = ("start", "recovery")
+CLOSING = ("interrupted", "end", "failed")
+
+
+@dataclass
+class Segment:
+    """The stretch between a start or recovery and the next interruption; steps are [first, last)."""
+
+    number: int
+    mode: str
+    first: int
+    opened: str
+    body: dict[str, Any]
+    last: int | None = None
+    closed: str | None = None
+    outcome: str | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One checkpoint as its receipt `checkpoint.saved` states it."""
+
+    seq: int
+    segment: int
+    step: int
+    kind: str
+    folder: str
+    manifest_sha256: str
+    state_sha256: str | None
+    weights_sha256: str
+    order_digest: str
+
+
+@dataclass
+class History:
+    """Everything that the ledger states, in order."""
+
+    created: Receipt
+    segments: list[Segment] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+    removed: set[str] = field(default_factory=set)
+    sealed: list[Receipt] = field(default_factory=list)
+    evaluations: list[Receipt] = field(default_factory=list)
+    alarms: list[Receipt] = field(default_factory=list)
+    slots: list[Receipt] = field(default_factory=list)
+    hold: Receipt | None = None
+    abandoned: Receipt | None = None
+    last: Receipt | None = None
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return str(self.created.body["run_id"])
+
+    @property
+    def standing(self) -> list[Saved]:
+        """Checkpoints that were saved and not removed."""
+        return [item for item in self.saved if item.folder not in self.removed]
+
+    @property
+    def ended(self) -> bool:
+        """True when the newest segment ended with the schedule done."""
+        return bool(self.segments) and self.segments[-1].outcome == "end" and self.segments[-1].cause == "done"
+
+
+def history(ledger: Path) -> History:
+    """One pass over the ledger; VerificationError where it does not hold."""
+    result: History | None = None
+    for receipt in read(ledger):
+        if result is None:
+            result = History(receipt)
+        _take(result, receipt)
+    assert result is not None, "read() refuses an empty ledger"
+    return result
+
+
+def _take(result: History, receipt: Receipt) -> None:
+    body = receipt.body
+    result.last = receipt
+    result.kinds[receipt.kind] = result.kinds.get(receipt.kind, 0) + 1
+    current = result.segments[-1] if result.segments else None
+    if receipt.kind in OPENING:
+        result.segments.append(Segment(int(body["segment"]), str(body["mode"]), int(body["step"]), receipt.time, body))
+    elif receipt.kind in CLOSING and current is not None and not body.get("before_start"):
+        current.last, current.closed, current.outcome = body.get("step"), receipt.time, receipt.kind
+        current.cause = body.get("cause")
+    elif receipt.kind == "checkpoint.saved":
+        result.saved.append(
+            Saved(
+                receipt.seq,
+                int(body["segment"]),
+                int(body["step"]),
+                str(body["checkpoint"]),
+                str(body["folder"]),
+                str(body["manifest_sha256"]),
+                body.get("state_sha256"),
+                str(body["weights_sha256"]),
+                str(body["order_digest"]),
+            )
+        )
+    elif receipt.kind == "checkpoint.removed":
+        result.removed.add(str(body["folder"]))
+    elif receipt.kind == "metrics.sealed":
+        result.sealed.append(receipt)
+    elif receipt.kind == "evaluation":
+        result.evaluations.append(receipt)
+    elif receipt.kind == "alarm":
+        result.alarms.append(receipt)
+    elif receipt.kind == "slot.entered":
+        result.slots.append(receipt)
+    elif receipt.kind == "hold":
+        result.hold = receipt
+    elif receipt.kind == "released":
+        result.hold = None
+    elif receipt.kind == "abandoned":
+        result.abandoned = receipt

@@ -1,0 +1,93 @@
+"""Where a segment ran and with what: command, code, packages, machine, environment.
+
+Written into the start and recovery receipts. Nothing here is a secret: hosts and devices are
+salted digests, paths are cut to their last part, and only allow-listed variables are read.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from assay.files.digest import canonical, digest
+from assay.run.folder import RunFolder, salted
+
+# Variables that change what the device computes; nothing else of the environment is recorded.
+ALLOWED_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUBLAS_", "OPENBLAS_")
+IMAGE_VARIABLE = "ASSAY_IMAGE"
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+def provenance(run: RunFolder, command: list[str]) -> dict[str, Any]:
+    """Everything about a segment that needs no torch; see `train.numerics` for the rest."""
+    packages = sorted({f"{item.name}=={item.version}" for item in metadata.distributions()})
+    return {
+        "command": [_without_folder(word) for word in command],
+        "code": code_identity(),
+        "packages": {"sha256": digest(canonical(packages)), "list": packages},
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "image": os.environ.get(IMAGE_VARIABLE),
+        "host": salted(run, platform.node()),
+        "environment": environment(),
+    }
+
+
+def code_identity() -> dict[str, Any]:
+    """The commit and dirty flag where the code lies in a git checkout, and the digest of every source file.
+
+    The digest covers the names and contents of all Python files of the package; it is what the
+    recipe's pin `code` is compared with. Commit and dirty are null outside a checkout.
+    """
+    root = Path(__file__).resolve().parents[1]
+    names = sorted(str(path.relative_to(root).as_posix()) for path in root.rglob("*.py"))
+    source = {name: digest((root / name).read_bytes()) for name in names}
+    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", ".")
+    return {
+        "sha256": digest(canonical(source)),
+        "files": len(source),
+        "commit": commit,
+        "dirty": None if commit is None or changes is None else bool(changes),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Allow-listed variables; what looks like a secret is left out, paths are cut to their last part."""
+    return {
+        name: _without_folder(value)
+        for name, value in sorted(os.environ.items())
+        if name.startswith(ALLOWED_PREFIXES) and not any(word in name for word in _SECRET_WORDS)
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        # The checkout must be the one that holds this package: a site-packages folder inside
+        # somebody's repository would otherwise report that repository's commit.
+        tracked = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "--error-unmatch", "errors.py"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+        if tracked.returncode != 0:
+            return None
+        answer = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _without_folder(word: str) -> str:
+    """`/a/b/c` becomes `…/c`, wherever an absolute path stands in the word."""
+    head, separator, tail = word.rpartition("=")
+    if tail.startswith("/") and len(tail) > 1:
+        return f"{head}{separator}…/{Path(tail).name}"
+    return word

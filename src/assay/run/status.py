@@ -1,0 +1,117 @@
+"""The numbers of a run, each under its own name, computed from ledger and metrics.
+
+Scheduled, projected, affordable, reported, saved, mirrored and prepared are seven different
+numbers; none stands in for another, and what was not stated by anybody is null.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from assay.data import queue as queues
+from assay.errors import AssayError
+from assay.run import metrics
+from assay.run.folder import RunFolder, require_run
+from assay.run.history import History, history
+from assay.run.owner import is_owned
+
+# A run is called unknown when no update was seen for ten times the median update, and never
+# before this many seconds, so that a start or a compilation is not mistaken for silence.
+QUIET_FLOOR_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What the metrics say: newest step, its loss and order digest, when, and how long updates take."""
+
+    step: int | None
+    loss: float | None
+    order_digest: str | None
+    time: str | None
+    median_seconds: float | None
+    lines: int
+
+
+def status(run: RunFolder, queue_path: Path | None = None) -> dict[str, Any]:
+    """The contract's `status` keys for one run."""
+    require_run(run)
+    told = history(run.ledger)
+    recipe = run.recipe()
+    seen = reported(run.metrics)
+    full = [item for item in told.standing if item.kind == "full"]
+    newest = max(full, key=lambda item: (item.step, item.segment), default=None)
+    contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
+    opening = told.segments[0].body if told.segments else None
+    return {
+        "run_id": told.run_id,
+        "name": recipe.name,
+        "state": state(told, seen, is_owned(run)),
+        "start": {"mode": opening["mode"], "step": opening["step"]} if opening else None,
+        "scheduled": recipe.schedule.updates,
+        "projected": None,
+        "affordable": None,
+        "reported": seen.step,
+        "saved": newest.step if newest else None,
+        "mirrored": None,
+        "prepared": prepared(queue_path or run.recipe_folder() / recipe.data.queue),
+        "order_digest": seen.order_digest,
+        "loss": seen.loss,
+        "segments": len(told.segments),
+        "hold": told.hold.body["cause"] if told.hold else None,
+        "alarms": len(told.alarms),
+        "last_contact": max(contacts, default=None),
+    }
+
+
+def reported(path: Path) -> Reported:
+    """The newest line of the metrics and the median seconds of the last hundred updates."""
+    newest: dict[str, Any] | None = None
+    seconds: list[float] = []
+    lines = 0
+    for line in metrics.updates(path):
+        lines += 1
+        newest = line
+        if isinstance(line.get("seconds"), float):
+            seconds.append(line["seconds"])
+    if newest is None:
+        return Reported(None, None, None, None, None, 0)
+    return Reported(
+        newest["update"] + 1,
+        newest["loss"],
+        newest["order_digest"],
+        newest["time"],
+        median(seconds[-100:]) if seconds else None,
+        lines,
+    )
+
+
+def state(told: History, seen: Reported, owned: bool) -> str:
+    """One of created, running, stopping, interrupted, held, failed, ended, abandoned, unknown."""
+    if told.abandoned is not None:
+        return "abandoned"
+    if not told.segments:
+        return "held" if told.hold else "created"
+    segment = told.segments[-1]
+    if segment.outcome is None:
+        if told.hold is not None:
+            return "stopping" if owned else "held"
+        last = max(stamp for stamp in (seen.time, segment.opened, told.last.time if told.last else None) if stamp)
+        quiet = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds()
+        return "unknown" if quiet > max(QUIET_FLOOR_SECONDS, 10 * (seen.median_seconds or 0.0)) else "running"
+    if told.hold is not None:
+        return "held"
+    if segment.outcome == "failed":
+        return "failed"
+    return "ended" if told.ended else "interrupted"
+
+
+def prepared(queue_path: Path) -> int | None:
+    """Updates that the queue holds, or null when it cannot be read here."""
+    try:
+        return queues.load(queue_path).updates_total
+    except AssayError:
+        return None

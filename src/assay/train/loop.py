@@ -1,0 +1,406 @@
+"""The training loop: one flat function, top to bottom.
+
+For update u: windows, digest, micro-batches, lanes, canonical sum, one wait for the device, check,
+clip, optimizer, metrics, then whatever this step is due: validation, checkpoint, slot end. The host
+waits for the device once an update. Nothing here touches a network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.checkpoint import manifest as manifests
+from assay.checkpoint.retention import remove, surplus
+from assay.checkpoint.save import Facts, document, save
+from assay.data import queue as queues
+from assay.data.batches import Batches, windows_digest
+from assay.data.shard import Shard, open_shard, verify_shard
+from assay.errors import DataError, Interrupted, NumbersError
+from assay.files.digest import digest_file
+from assay.ledger.ledger import Ledger, now
+from assay.plan.cadence import checkpoint_steps
+from assay.recipe import load as recipes
+from assay.recipe.schedule import phase, rates
+from assay.recipe.schema import Recipe
+from assay.run import metrics as lines
+from assay.run.folder import RunFolder
+from assay.run.history import history
+from assay.run.metrics import MetricsWriter
+from assay.train import numerics
+from assay.train.batch import documents_of, to_device
+from assay.train.loss import chunked_loss
+from assay.train.optimizers import gradient_norm, scale_gradients, set_rates, state_tensors
+from assay.train.progress import Progress
+from assay.train.reduction import LaneSums
+from assay.train.start import Started
+from assay.train.validation import validation_loss
+from assay.train.watch import Watch
+
+# Two segments that promise other bits than each other still agree about a loss to this many nats.
+LOSS_TOLERANCE = 0.00005
+
+
+@dataclass
+class Spent:
+    """Seconds inside updates, by what they went to; `accounting` is all that a bare loop would not do."""
+
+    total: float = 0.0
+    accounting: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Count the block's seconds as accounting."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.accounting += seconds
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
+
+
+@dataclass
+class Trainer:
+    """What the loop works on; made by the worker, used here alone."""
+
+    run: RunFolder
+    recipe: Recipe
+    recipe_folder: Path
+    ledger: Ledger
+    segment: int
+    started: Started
+    batches: Batches
+    validation: Shard | None
+    device: torch.device
+    watch: Watch
+    metrics: MetricsWriter
+    progress: Progress
+    superseded: dict[int, dict[str, Any]]
+    same_bits: Callable[[int], bool]
+    tell: Callable[[str], None]
+    spent: Spent = field(default_factory=Spent)
+
+
+def train(trainer: Trainer, until: int | None) -> str:
+    """Train from the start's position to the schedule's end, or to the step `until`; return "done" or "until".
+
+    Raises Interrupted (75) after a save, DataError (4) after a save when the data ends, NumbersError
+    (5) with the optimizer unchanged.
+    """
+    recipe, started, device, batch = trainer.recipe, trainer.started, trainer.device, trainer.recipe.batch
+    model, optimizers, position = started.model, started.optimizers, started.position
+    parameters = dict(model.named_parameters())
+    lanes = LaneSums(list(parameters.values()), batch.lanes)
+    divisor = recipe.positions_per_update
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16")
+    saved_steps = {item.step for item in history(trainer.run.ledger).standing if item.kind == "full"}
+    due = _due(trainer)
+    last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
+    slot = -1
+    trainer.progress.start(position.step, last)
+
+    while position.step < last:
+        began = time.perf_counter()
+        update = position.step
+
+        # A new slot: its bytes are the approved ones, or nothing is trained on them.
+        if trainer.batches.updates <= update:
+            _next_queue(trainer, saved_steps)
+            due = _due(trainer)
+        if trainer.batches.queue.slot_of(update)[0].number != slot:
+            slot = _enter_slot(trainer, update)
+
+        # The batch. The buffer that is hashed is the buffer that goes to the device.
+        ids = trainer.batches.batch(update)
+        with trainer.spent.on("digest"):
+            batch_digest = windows_digest(ids)
+        tokens = to_device(ids, device)
+        documents = documents_of(trainer.batches, update, device) if recipe.model.document_mask else None
+
+        # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree.
+        for parameter in parameters.values():
+            parameter.grad = None
+        nll_sum = torch.zeros((), dtype=torch.float64, device=device)
+        z_sum = torch.zeros((), dtype=torch.float64, device=device)
+        for lane in range(batch.lanes):
+            for index in range(lane * batch.accumulation, (lane + 1) * batch.accumulation):
+                if trainer.watch.signalled():
+                    _interrupt(trainer, saved_steps, "signal")
+                rows = slice(index * batch.micro, (index + 1) * batch.micro)
+                with autocast:
+                    hidden = model(tokens[rows, :-1], None if documents is None else documents[rows])
+                    nll, z = chunked_loss(
+                        hidden,
+                        model.head_weight,
+                        tokens[rows, 1:],
+                        recipe.loss.chunk,
+                        recipe.model.logit_cap,
+                        recipe.loss.z,
+                    )
+                torch.autograd.backward((nll + recipe.loss.z * z) / divisor)
+                nll_sum += nll.detach().double()
+                z_sum += z.detach().double()
+            lanes.close_lane()
+        lanes.finish()
+        gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
+        norm = gradient_norm(gradients)
+
+        # The one wait for the device, before the optimizer changes anything.
+        loss, z_loss, grad_norm = wait_for(torch.stack((nll_sum / divisor, z_sum / divisor, norm.double())))
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            trainer.metrics.add(_line(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
+            raise NumbersError(
+                f"update {update}: loss {loss}, gradient norm {grad_norm}; stopped before the optimizer changed "
+                "anything; the last checkpoint stands: look at the batch (assay data batches) and the rates"
+            )
+        scale_gradients(gradients, norm, recipe.optimizer.grad_clip)
+        rate = rates(recipe, update)
+        set_rates(optimizers, rate)
+        for optimizer in optimizers:
+            optimizer.step()
+
+        # The update is done: take it up, compare it with what it supersedes, write it down.
+        with trainer.spent.on("order"):
+            position.advance(batch_digest)
+        step = position.step
+        validation = None
+        if recipe.evaluate.every is not None and step % recipe.evaluate.every == 0:
+            assert trainer.validation is not None, "the schema refuses evaluation without a validation shard"
+            windows = recipe.evaluate.batches * batch.micro
+            validation, _ = validation_loss(model, trainer.validation, recipe, device, windows)
+        seconds = time.perf_counter() - began
+        with trainer.spent.on("metrics"):
+            line = _line(trainer, update, loss, z_loss, grad_norm, rate, seconds, validation)
+            trainer.metrics.add(line)
+            _compare(trainer, line)
+        trainer.progress.show(step, loss, seconds, divisor, validation)
+
+        # Whatever this step is due.
+        with trainer.spent.on("checks"):
+            cause = trainer.watch.cause()
+        trainer.spent.total += time.perf_counter() - began
+        if step in due["full"] or step == last:
+            _save_full(trainer, saved_steps)
+        if step in due["weights"]:
+            _save(trainer, "weights")
+        if cause is not None and step < last:
+            _interrupt(trainer, saved_steps, cause)
+    return "done" if position.step == recipe.schedule.updates else "until"
+
+
+def wait_for(values: torch.Tensor) -> list[float]:
+    """The only place of the update path where the host waits for the device."""
+    result: list[float] = values.tolist()
+    return result
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert parameter.grad is not None, "every parameter takes part in every update"
+    return parameter.grad
+
+
+def _due(trainer: Trainer) -> dict[str, set[int]]:
+    """Steps at which full and weights checkpoints are due, and the permanent ones, with the queue as it is now."""
+    steps = checkpoint_steps(trainer.recipe, [slot.updates for slot in trainer.batches.queue.slots])
+    return {kind: set(found) for kind, found in steps.items()}
+
+
+def _line(
+    trainer: Trainer,
+    update: int,
+    loss: float,
+    z_loss: float,
+    grad_norm: float,
+    rate: dict[str, float],
+    seconds: float,
+    validation: float | None,
+) -> dict[str, Any]:
+    peak, used = numerics.memory(trainer.device)
+    line: dict[str, Any] = {
+        "update": update,
+        "segment": trainer.segment,
+        "time": now(),
+        "loss": loss,
+        "lr": rate.get("lr"),
+        "muon_lr": rate.get("muon_lr"),
+        "grad_norm": grad_norm,
+        "seconds": seconds,
+        "tokens_per_second": trainer.recipe.positions_per_update / seconds if seconds else None,
+        "memory_peak": peak,
+        "memory_used": used,
+        "order_digest": trainer.started.position.order_digest,
+    }
+    if trainer.recipe.loss.z:
+        line["z_loss"] = trainer.recipe.loss.z * z_loss
+    if validation is not None:
+        line["validation_loss"] = validation
+    return line
+
+
+def _compare(trainer: Trainer, line: dict[str, Any]) -> None:
+    """Hold an update that was done again against the one it supersedes; a difference is a receipt and an alarm."""
+    older = trainer.superseded.pop(line["update"], None)
+    if older is None:
+        return
+    exact = trainer.same_bits(int(older["segment"]))
+    wrong = [key for key in ("order_digest", "lr") if older.get(key) != line[key]]
+    if older["loss"] is None or (
+        older["loss"] != line["loss"] if exact else abs(older["loss"] - line["loss"]) > LOSS_TOLERANCE
+    ):
+        wrong.append("loss")
+    if wrong:
+        body = {
+            "alarm": "recomputed update differs",
+            "update": line["update"],
+            "segment": line["segment"],
+            "superseded_segment": older["segment"],
+            "keys": wrong,
+            "bits": "promised" if exact else "not claimed",
+            "before": {key: json.dumps(older.get(key)) for key in wrong},
+            "after": {key: json.dumps(line.get(key)) for key in wrong},
+        }
+        trainer.ledger.append("alarm", body)
+        trainer.tell(f"ALARM: update {line['update']} done again differs from before in {', '.join(wrong)}")
+
+
+def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
+    """The queue's end is reached: take up slots appended since, or save and stop, or wait for them."""
+    told = False
+    while True:
+        queue = queues.load(trainer.batches.queue.path)
+        old = trainer.batches.queue
+        if queue.header_digest != old.header_digest or queue.slots[: len(old.slots)] != old.slots:
+            _save_full(trainer, saved_steps)
+            raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
+        if len(queue.slots) > len(old.slots):
+            roots = [trainer.recipe_folder / root for root in trainer.recipe.data.roots]
+            trainer.batches = Batches(queue, roots, trainer.recipe.data.seed, trainer.recipe.global_batch)
+            return
+        if trainer.recipe.data.when_missing == "stop":
+            _save_full(trainer, saved_steps)
+            queue.slot_of(trainer.started.position.step)  # raises with the exact shortfall
+        if not told:
+            trainer.tell(f"waiting for slot {len(queue.slots)} of {queue.path} (data.when_missing: wait)")
+            _save_full(trainer, saved_steps)
+            told = True
+        cause = trainer.watch.cause()
+        if cause is not None:
+            _interrupt(trainer, saved_steps, cause)
+        time.sleep(1.0)
+
+
+def _enter_slot(trainer: Trainer, update: int) -> int:
+    """Hash the slot's shards before the first of its batches; the receipt names slot and update."""
+    slot, k = trainer.batches.queue.slot_of(update)
+    for name in dict.fromkeys(part.shard for part in slot.parts):
+        shard = trainer.batches.shards[name]
+        found = verify_shard(shard)
+        if found:
+            raise DataError(f"slot {slot.number} is not entered: {found[0]}; bring the approved bytes back")
+    body = {
+        "slot": slot.number,
+        "update": update,
+        "within": k,
+        "line": slot.digest,
+        "segment": trainer.segment,
+        "shards": list(dict.fromkeys(part.shard for part in slot.parts)),
+    }
+    trainer.ledger.append("slot.entered", body)
+    return slot.number
+
+
+def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
+    """A full checkpoint of the present step, unless this very step stands; then retention."""
+    step = trainer.started.position.step
+    trainer.metrics.seal(f"step {step}")
+    if step in saved_steps:
+        return
+    _save(trainer, "full")
+    saved_steps.add(step)
+    standing = history(trainer.run.ledger).standing
+    gone = surplus(standing, trainer.recipe.checkpoint.keep, _due(trainer)["permanent"])
+    for item in remove(trainer.run.path, trainer.ledger, gone, trainer.tell):
+        saved_steps.discard(item.step)
+
+
+def _save(trainer: Trainer, kind: str) -> None:
+    """Write a checkpoint, then its receipt."""
+    recipe, position, model = trainer.recipe, trainer.started.position, trainer.started.model
+    weights = dict(model.named_parameters())
+    told = history(trainer.run.ledger)
+    facts = Facts(
+        run_id=told.run_id,
+        step=position.step,
+        segment=trainer.segment,
+        phase=phase(recipe.schedule, max(position.step - 1, 0)),
+        time=now(),
+        recipe=recipes.digest(recipe),
+        order_digest=position.order_digest,
+        ledger=trainer.ledger.head,
+    )
+    optimizer = None
+    documents = {manifests.CONFIG: document(recipe.model.model_dump(mode="json"))}
+    if kind == "full":
+        optimizer = state_tensors(model, trainer.started.optimizers)
+        queue = trainer.batches.queue
+        entered = queue.slot_of(position.step - 1)[0].number + 1 if position.step else 0
+        prefix = queue.path.read_bytes().splitlines(keepends=True)[: entered + 1]
+        cursor = queue.slot_of(position.step) if position.step < queue.updates_total else None
+        state = {
+            "step": position.step,
+            "segment": trainer.segment,
+            "order_digest": position.order_digest,
+            "recent": position.recent,
+            "cursor": {"slot": cursor[0].number, "update": cursor[1]} if cursor else None,
+            "data_seed": recipe.data.seed,
+            "global_batch": recipe.global_batch,
+            "queue_prefix": queue.prefix(entered),
+            "rng": {"cpu": bytes(torch.get_rng_state().numpy()).hex()},
+        }
+        documents |= {
+            manifests.STATE: document(state),
+            manifests.RECIPE: document(recipes.resolved(recipe)),
+            manifests.QUEUE: b"".join(prefix),
+        }
+    parent = trainer.run.checkpoints if kind == "full" else trainer.run.weights
+    manifest = save(
+        parent, facts, weights, optimizer, documents, {item.weights_sha256: item.step for item in told.saved}
+    )
+    body = {
+        "checkpoint": kind,
+        "step": position.step,
+        "segment": trainer.segment,
+        "folder": f"{parent.name}/{manifest.folder.name}",
+        "manifest_sha256": digest_file(manifest.folder / manifests.MANIFEST),
+        "state_sha256": manifest.state_sha256,
+        "weights_sha256": manifest.weights_sha256,
+        "order_digest": position.order_digest,
+        "bytes": sum(item["bytes"] for item in manifest.files.values()),
+    }
+    trainer.ledger.append("checkpoint.saved", body)
+    trainer.tell(f"saved {body['folder']} ({kind}, {body['bytes'] / 1e6:,.1f} MB)")
+
+
+def _interrupt(trainer: Trainer, saved_steps: set[int], cause: str) -> None:
+    """Save what is done and leave with exit 75; a half-done update has changed nothing."""
+    _save_full(trainer, saved_steps)
+    step = trainer.started.position.step
+    raise Interrupted(f"stopped at step {step} ({cause}); the state is saved", cause)
+
+
+def open_validation(recipe: Recipe, folder: Path) -> Shard | None:
+    """The validation shard that the recipe names, or None."""
+    return None if recipe.data.validation is None else open_shard(folder / recipe.data.validation)
+
+
+def superseded(run: RunFolder, step: int) -> dict[int, dict[str, Any]]:
+    """Updates from `step` on that an earlier segment did already, by update."""
+    return {update: line for update, line in lines.by_update(run.metrics).items() if update >= step}

@@ -1,0 +1,70 @@
+"""What decides the bits: determinism switches, device, versions, threads.
+
+Switched on before the device starts and recorded in the receipt of every segment; two segments
+with the same `promise` compute the same bits. It does not measure speed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from assay.errors import InputError
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder, salted
+
+
+def switch_on(recipe: Recipe) -> torch.device:
+    """Choose the device and set the switches; InputError when the recipe names a device that is not here."""
+    wanted = recipe.runtime.device
+    if wanted is not None and wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"runtime.device is {wanted!r}, but this machine has no CUDA device; set it to cpu or null")
+    if recipe.runtime.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.set_float32_matmul_precision("highest")
+    # FSDP and compile print advice that no user of the command can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    return torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def describe(run: RunFolder, recipe: Recipe, device: torch.device) -> dict[str, Any]:
+    """Device, driver, switches and versions, as the start receipt holds them."""
+    cuda = device.type == "cuda"
+    kind = torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    identity = str(torch.cuda.get_device_properties(device).uuid) if cuda else "cpu"
+    promise = {
+        "device_kind": kind,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "compile": recipe.runtime.compile,
+        "recompute": recipe.runtime.recompute,
+        "compute": recipe.precision.compute,
+        "threads": torch.get_num_threads() if not cuda else None,
+        "reduction": recipe.reduction,
+    }
+    return {
+        "promise": promise,
+        "bits": "promised" if recipe.runtime.deterministic and recipe.reduction == "canonical" else "not promised",
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "engine": recipe.runtime.engine,
+        "devices": [salted(run, identity)],
+        "world": 1,
+    }
+
+
+def memory(device: torch.device) -> tuple[int | None, int | None]:
+    """Peak and present bytes of this process's tensors on the device; the CPU's peak is the process's peak RSS."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None

@@ -1,0 +1,275 @@
+"""The four starts: scratch, init-from, continue-from, resume; each proved against the loaded tensors.
+
+Which one it is was decided before (recipe and command), never here. The evidence goes into the
+receipt `start` or `recovery`: digests of the tensors as they lie in the model and optimizer after
+loading. Nothing is started anew because something could not be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.checkpoint import manifest as manifests
+from assay.checkpoint.load import Loaded, load, newest
+from assay.checkpoint.save import tensor_digests
+from assay.checkpoint.tensors import state_digest
+from assay.data.batches import Batches, order_next
+from assay.data.queue import Queue, order_start
+from assay.errors import DataError, Refused
+from assay.files.digest import digest_file, raw
+from assay.files.reading import read_object
+from assay.model import initial
+from assay.model.decoder import Decoder
+from assay.recipe import load as recipes
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+from assay.run.history import History, history
+from assay.train.optimizers import build_optimizers, load_state_tensors, state_tensors
+
+RECENT = 10  # batches whose digests a checkpoint carries, recomputed on a resume
+
+
+@dataclass
+class Position:
+    """Where a run is: completed steps, order digest, and the newest batch digests with what preceded them."""
+
+    step: int
+    order: bytes
+    recent: list[dict[str, Any]] = field(default_factory=list)
+
+    def advance(self, batch_digest: str) -> None:
+        """Take up one consumed batch."""
+        before = "sha256:" + self.order.hex()
+        self.recent = [*self.recent, {"update": self.step, "before": before, "batch": batch_digest}][-RECENT:]
+        self.order = order_next(self.order, batch_digest)
+        self.step += 1
+
+    @property
+    def order_digest(self) -> str:
+        """The order digest after the last completed update."""
+        return "sha256:" + self.order.hex()
+
+
+@dataclass
+class Started:
+    """A model and optimizers ready for the update `position.step`, with the evidence for the receipt."""
+
+    mode: str
+    model: Decoder
+    optimizers: list[torch.optim.Optimizer]
+    position: Position
+    evidence: dict[str, Any]
+    faults: list[str]
+
+
+def begin(
+    run: RunFolder,
+    recipe: Recipe,
+    recipe_folder: Path,
+    queue: Queue,
+    batches: Batches,
+    device: torch.device,
+    resume: bool,
+    from_step: int | None,
+) -> Started:
+    """Build, load and prove; see the module. DataError (4) or Refused (3) when the evidence does not hold."""
+    told = history(run.ledger)
+    if resume and told.saved:
+        return _resume(run, recipe, queue, batches, device, told, from_step)
+    if resume and any(segment.last or 0 for segment in told.segments):
+        raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
+    start = recipe.start
+    if start.init_from is not None:
+        return _init_from(recipe, recipe_folder, queue, device)
+    if start.continue_from is not None:
+        return _continue_from(recipe, recipe_folder, queue, batches, device)
+    model = initial.build(recipe.model, recipe.seed, device, recompute=recipe.runtime.recompute)
+    return _fresh("scratch", recipe, model, queue, {"seed": recipe.seed})
+
+
+def _fresh(mode: str, recipe: Recipe, model: Decoder, queue: Queue, source: dict[str, Any]) -> Started:
+    optimizers = build_optimizers(model, recipe.optimizer)
+    state = state_tensors(model, optimizers)
+    if any(bool(tensor.any()) for tensor in state.values()):
+        raise Refused(f"{mode}: the optimizer is not empty; a {mode} start has a fresh optimizer")
+    evidence = {**source, "optimizer": "fresh", "optimizer_tensors": len(state), **_proof(model, state)}
+    return Started(mode, model, optimizers, Position(0, order_start(queue, recipe.data.seed)), evidence, [])
+
+
+def _init_from(recipe: Recipe, folder: Path, queue: Queue, device: torch.device) -> Started:
+    source = recipe.start.init_from
+    assert source is not None
+    place = folder / source.path
+    loaded = load(place)
+    weights_file = digest_file(place / manifests.MODEL)
+    if source.sha256 not in (None, weights_file):
+        raise Refused(f"start.init_from.sha256 is {source.sha256}, but {place / manifests.MODEL} has {weights_file}")
+    config = read_object(place / manifests.CONFIG, "the config of a weights checkpoint")
+    _same_shape(config, recipe, place)
+    model = _model(recipe, loaded.model, device)
+    evidence = {
+        "weights_file": weights_file,
+        "config_file": digest_file(place / manifests.CONFIG),
+        "source_step": loaded.manifest.step,
+        "source_run": loaded.manifest.run_id,
+    }
+    started = _fresh("init-from", recipe, model, queue, evidence)
+    _expect(started.evidence["weights_sha256"], loaded.manifest.weights_sha256, place)
+    return started
+
+
+def _continue_from(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> Started:
+    source = recipe.start.continue_from
+    assert source is not None
+    place = checkpoint_folder(folder / source.path, source.step)
+    loaded = load(place)
+    manifest = loaded.manifest
+    if manifest.kind != "full":
+        raise Refused(f"{place} is a weights checkpoint; continue_from needs a full one (use init_from for weights)")
+    if manifest.step != source.step:
+        raise Refused(f"{place} holds step {manifest.step}, but start.continue_from.step is {source.step}")
+    if source.sha256 not in (None, manifest.state_sha256):
+        raise Refused(f"start.continue_from.sha256 is {source.sha256}, but {place} has {manifest.state_sha256}")
+    parent = recipes.from_resolved(
+        read_object(place / manifests.RECIPE, "the recipe of a checkpoint"), str(place / manifests.RECIPE)
+    )
+    for key, mine, theirs in (
+        ("data.seed", recipe.data.seed, parent.data.seed),
+        ("batch (global)", recipe.global_batch, parent.global_batch),
+        ("optimizer.kind", recipe.optimizer.kind, parent.optimizer.kind),
+    ):
+        if mine != theirs:
+            raise Refused(f"{key} is {mine}, but the run that is continued has {theirs}; its state does not fit")
+    _same_shape(parent.model.model_dump(mode="json"), recipe, place, block_too=True)
+    evidence = {"parent": {"run_id": manifest.run_id, "step": manifest.step, "state_sha256": manifest.state_sha256}}
+    return _restored("continue-from", recipe, queue, batches, device, loaded, evidence, [])
+
+
+def _resume(
+    run: RunFolder,
+    recipe: Recipe,
+    queue: Queue,
+    batches: Batches,
+    device: torch.device,
+    told: History,
+    from_step: int | None,
+) -> Started:
+    loaded, faults = newest(run.path, told.standing, from_step)
+    manifest = loaded.manifest
+    if manifest.run_id != told.run_id:
+        raise Refused(f"{manifest.folder} belongs to run {manifest.run_id}, not to {told.run_id}; it is not resumed")
+    evidence = {
+        "checkpoint": str(manifest.folder.relative_to(run.path).as_posix()),
+        "manifest_sha256": digest_file(manifest.folder / manifests.MANIFEST),
+        "skipped": faults and [_without_path(fault, run.path) for fault in faults],
+    }
+    return _restored("resume", recipe, queue, batches, device, loaded, evidence, faults)
+
+
+def _restored(
+    mode: str,
+    recipe: Recipe,
+    queue: Queue,
+    batches: Batches,
+    device: torch.device,
+    loaded: Loaded,
+    evidence: dict[str, Any],
+    faults: list[str],
+) -> Started:
+    model = _model(recipe, loaded.model, device)
+    optimizers = build_optimizers(model, recipe.optimizer)
+    load_state_tensors(model, optimizers, loaded.optimizer)
+    proof = _proof(model, state_tensors(model, optimizers))
+    _expect(proof["state_sha256"], loaded.manifest.state_sha256, loaded.manifest.folder)
+    position = _position(loaded, recipe, queue, batches)
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(loaded.state["rng"]["cpu"]), dtype=torch.uint8))
+    evidence |= {
+        "optimizer": "restored",
+        "optimizer_tensors": len(loaded.optimizer),
+        "batches_recomputed": len(position.recent),
+        **proof,
+    }
+    return Started(mode, model, optimizers, position, evidence, faults)
+
+
+def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) -> Position:
+    """The data position of a checkpoint, after the consumed prefix and the last batches were proved again."""
+    folder, state = loaded.manifest.folder, loaded.state
+    consumed = (folder / manifests.QUEUE).read_bytes().splitlines()
+    present = queue.path.read_bytes().splitlines()[: len(consumed)]
+    if consumed != present:
+        raise DataError(
+            f"{queue.path} is not the queue that step {state['step']} was trained on: the consumed prefix of "
+            f"{len(consumed)} lines has other bytes; point data.queue at the queue of this run"
+        )
+    position = Position(int(state["step"]), raw(state["order_digest"]), list(state["recent"]))
+    for item in position.recent:
+        if batches.digest(item["update"]) != item["batch"]:
+            raise DataError(
+                f"the batch of update {item['update']} is not the one that was trained on; "
+                "the shards' bytes or the order have changed"
+            )
+    for item, after in zip(position.recent, [*position.recent[1:], None], strict=True):
+        order = order_next(raw(item["before"]), item["batch"])
+        if order != (raw(after["before"]) if after else position.order):
+            raise DataError(f"{folder}: the order digest does not continue at update {item['update']}")
+    if position.step == 0 and position.order != order_start(queue, recipe.data.seed):
+        raise DataError(f"{folder}: the order digest of step 0 is not that of this queue and data seed")
+    return position
+
+
+def checkpoint_folder(path: Path, step: int) -> Path:
+    """`path` itself when it is a checkpoint folder, else the folder of `step` in the run at `path`."""
+    if (path / manifests.MANIFEST).exists():
+        return path
+    found = sorted((path / "checkpoints").glob(f"{manifests.folder_name(step)}*/{manifests.MANIFEST}"))
+    if not found:
+        raise DataError(f"{path} has no full checkpoint of step {step}; name a run folder or a checkpoint folder")
+    return found[-1].parent
+
+
+def _model(recipe: Recipe, tensors: dict[str, Tensor], device: torch.device) -> Decoder:
+    model = initial.empty(recipe.model, device, recompute=recipe.runtime.recompute)
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != tensors.keys():
+        odd = sorted(parameters.keys() ^ tensors.keys())
+        raise Refused(f"the weights do not fit the recipe's model: {odd[0]!r} is on one side only ({len(odd)} such)")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != tensors[name].shape or parameter.dtype != tensors[name].dtype:
+                raise Refused(
+                    f"the weights do not fit the recipe's model: {name} is {tensors[name].dtype} "
+                    f"{list(tensors[name].shape)}, {parameter.dtype} {list(parameter.shape)} is needed"
+                )
+            parameter.copy_(tensors[name])
+    return model
+
+
+def _proof(model: Decoder, state: dict[str, Tensor]) -> dict[str, Any]:
+    weights = tensor_digests(dict(model.named_parameters()))
+    return {
+        "weights_sha256": state_digest(weights),
+        "state_sha256": state_digest(weights | tensor_digests(state)),
+    }
+
+
+def _expect(found: object, stated: object, folder: Path) -> None:
+    if found != stated:
+        raise DataError(f"{folder}: the loaded tensors have {found}, but the manifest states {stated}")
+
+
+def _same_shape(config: dict[str, Any], recipe: Recipe, place: Path, block_too: bool = False) -> None:
+    """The model section must be the source's; its context length may differ, since no weight depends on it."""
+    mine = recipe.model.model_dump(mode="json")
+    for key, value in mine.items():
+        if key in config and config[key] != value and (block_too or key != "block"):
+            raise Refused(f"model.{key} is {value!r} in the recipe, but {config[key]!r} at {place}; they must agree")
+
+
+def _without_path(text: str, folder: Path) -> str:
+    return text.replace(f"{folder}/", "")

@@ -1,0 +1,304 @@
+"""One rank's process: prepare, start, train, and record how it ended.
+
+Every end is a receipt and `outcome.json`, written before the process leaves; leaving is abrupt on
+purpose, so that nothing in tear-down can change the exit code. The parent (see `launch.local`)
+keeps the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.checkpoint.manifest import lost_lines
+from assay.data import queue as queues
+from assay.data.batches import Batches
+from assay.errors import AssayError, DataError, Interrupted, MachineError, Refused
+from assay.files.publish import leftovers, publish_file
+from assay.ledger.ledger import Ledger, now
+from assay.recipe import load as recipes
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+from assay.run.history import History, history
+from assay.run.metrics import MetricsWriter
+from assay.run.owner import own
+from assay.run.provenance import provenance
+from assay.run.status import reported
+from assay.train import numerics
+from assay.train.loop import Trainer, open_validation, superseded, train, wait_for
+from assay.train.loss import chunked_loss
+from assay.train.progress import Progress
+from assay.train.start import Started, begin
+from assay.train.watch import Watch
+
+
+def main() -> None:
+    """Run the job that the arguments describe; the process ends with the contract's exit code."""
+    parser = argparse.ArgumentParser(prog="assay.train.worker")
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--from-step", type=int)
+    parser.add_argument("--until")
+    parser.add_argument("--terminal", action="store_true")
+    parser.add_argument("--token", required=True, help="ties outcome.json to this process")
+    parser.add_argument("--command", required=True, help="the command as JSON, for the receipt")
+    job = parser.parse_args()
+    code = run_job(job)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_job(job: argparse.Namespace) -> int:
+    """Own the run, train it, record the outcome; return the exit code."""
+    run = RunFolder(job.run)
+    try:
+        with own(run):
+            return _owned(run, job)
+    except AssayError as fault:  # before anything was begun: nothing to record but the outcome
+        _tell(f"assay: {fault}")
+        _outcome(run, job.token, fault.code, str(fault), None, None)
+        return fault.code
+
+
+def _owned(run: RunFolder, job: argparse.Namespace) -> int:
+    watch = Watch(run)
+    recipe = recipes.load(job.recipe)
+    told = history(run.ledger)
+    _refuse(run, recipe, told)
+    ledger = run.open_ledger()
+    for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
+        _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
+    device = numerics.switch_on(recipe)
+    segment = len(told.segments) + 1
+    sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
+    metrics = MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)
+    opened = False
+    started: Started | None = None
+    try:
+        folder = job.recipe.resolve().parent
+        queue = queues.load(folder / recipe.data.queue)
+        roots = [folder / root for root in recipe.data.roots]
+        batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
+        validation = open_validation(recipe, folder)
+        started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step)
+        facts = numerics.describe(run, recipe, device)
+        _open(ledger, run, recipe, started, facts, segment, json.loads(job.command))
+        opened = True
+        older = superseded(run, started.position.step)
+        promises = {one.number: one.body["numerics"]["promise"] for one in told.segments}
+        goal = "the scheduled end" if job.until is None else f"--until {job.until}"
+        trainer = Trainer(
+            run=run,
+            recipe=recipe,
+            recipe_folder=folder,
+            ledger=ledger,
+            segment=segment,
+            started=started,
+            batches=batches,
+            validation=validation,
+            device=device,
+            watch=watch,
+            metrics=metrics,
+            progress=(progress := Progress(job.terminal, recipe.log.every, goal)),
+            superseded=older,
+            same_bits=lambda number: promises.get(number) == facts["promise"],
+            tell=progress.note,
+        )
+        if recipe.runtime.compile:
+            for block in started.model.blocks:
+                block.compile()
+        _dry_update(trainer)
+        end = train(trainer, _until(job.until, trainer))
+        metrics.seal("end")
+        body = {
+            "cause": end,
+            "step": started.position.step,
+            "segment": segment,
+            "order_digest": started.position.order_digest,
+            "microseconds": {
+                "updates": round(trainer.spent.total * 1e6),
+                "accounting": round(trainer.spent.accounting * 1e6),
+                **{f"accounting_{name}": round(value * 1e6) for name, value in trainer.spent.parts.items()},
+            },
+        }
+        ledger.append("end", body)
+        message = "the schedule is done" if end == "done" else f"stopped where --until said, at step {body['step']}"
+        _tell(f"{message}; order digest {started.position.order_digest}")
+        _outcome(run, job.token, 0, message, started.position.step, ledger.head)
+        return 0
+    except Interrupted as fault:
+        metrics.seal("interruption")
+        ledger.append("interrupted", _closing(fault, started, segment) | {"cause": fault.cause})
+        _tell(f"assay: {fault}")
+        _outcome(run, job.token, fault.code, str(fault), _step(started), ledger.head, fault.cause)
+        return fault.code
+    except AssayError as fault:
+        _failed(run, job, metrics, ledger, fault, started, segment, opened)
+        return fault.code
+    except torch.OutOfMemoryError as fault:
+        full = MachineError(f"out of memory on {device}: {str(fault).splitlines()[0]}; use a smaller batch.micro")
+        _failed(run, job, metrics, ledger, full, started, segment, opened)
+        return full.code
+    except Exception as fault:  # noqa: BLE001 - a bug: recorded as such, with its traceback in the log
+        traceback.print_exc()
+        bug = AssayError(f"internal fault: {type(fault).__name__}; this is a bug in Assay, see the log")
+        _failed(run, job, metrics, ledger, bug, started, segment, opened)
+        return bug.code
+
+
+def _refuse(run: RunFolder, recipe: Recipe, told: History) -> None:
+    """What forbids training this run at all (exit 3)."""
+    if told.abandoned is not None:
+        raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
+    if told.hold is not None:
+        raise Refused(
+            f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
+            f"lift the hold with: assay release {run.path}"
+        )
+    stated, given = told.created.body["recipe"], recipes.digest(recipe)
+    if stated != given:
+        raise Refused(
+            f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
+            "use the run's own recipe, or a new run folder"
+        )
+    lost = lost_lines(run.path, told.run_id)
+    if lost is not None:
+        raise Refused(f"{lost}; restore the ledger from a copy before going on")
+
+
+def _open(
+    ledger: Ledger,
+    run: RunFolder,
+    recipe: Recipe,
+    started: Started,
+    facts: dict[str, Any],
+    segment: int,
+    command: list[str],
+) -> None:
+    """The receipt of the segment's beginning, and the line that says which start it was."""
+    step = started.position.step
+    words = {
+        "scratch": "SCRATCH",
+        "init-from": f"INIT-FROM {started.evidence.get('weights_file')} @ 0",
+        "continue-from": f"CONTINUE {started.evidence.get('parent', {}).get('run_id')} @ {step}",
+        "resume": f"RESUME @ {step}",
+    }
+    body = {
+        "segment": segment,
+        "mode": started.mode,
+        "step": step,
+        "order_digest": started.position.order_digest,
+        "recipe": recipes.digest(recipe),
+        "resolved": _exact(recipes.resolved(recipe)),
+        "evidence": started.evidence,
+        "numerics": facts,
+        **provenance(run, command),
+    }
+    ledger.append("recovery" if started.mode == "resume" else "start", body)
+    for fault in started.faults:
+        _tell(f"a newer checkpoint was not used: {fault}")
+    _tell(words[started.mode])
+
+
+def _exact(value: Any) -> Any:
+    """The resolved recipe with its floats as the shortest decimal strings that read back to the same bits."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _exact(inner) for key, inner in value.items()}
+    return [_exact(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _dry_update(trainer: Trainer) -> None:
+    """One micro-batch forward and backward at full shape before anything counts: memory suffices, or exit 71."""
+    recipe, model = trainer.recipe, trainer.started.model
+    tokens = torch.zeros(recipe.batch.micro, recipe.model.block, dtype=torch.int64, device=trainer.device)
+    documents = tokens if recipe.model.document_mask else None
+    with torch.autocast(trainer.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
+        hidden = model(tokens, documents)
+        nll, z = chunked_loss(
+            hidden, model.head_weight, tokens, recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z
+        )
+    torch.autograd.backward(nll + recipe.loss.z * z)
+    wait_for(nll.detach().reshape(1))
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _until(word: str | None, trainer: Trainer) -> int | None:
+    if word is None:
+        return None
+    if word == "slot-end":
+        return trainer.batches.queue.slot_of(trainer.started.position.step)[0].end_update
+    return int(word)
+
+
+def _failed(
+    run: RunFolder,
+    job: argparse.Namespace,
+    metrics: MetricsWriter,
+    ledger: Ledger,
+    fault: AssayError,
+    started: Started | None,
+    segment: int,
+    opened: bool,
+) -> None:
+    """The receipt of a failure; one that came before the segment's beginning was recorded names no segment."""
+    metrics.seal("failure")
+    body = _closing(fault, started, segment) | {"code": fault.code}
+    if not opened:
+        body = {"code": fault.code, "before_start": True}
+    ledger.append("failed", body)
+    _tell(f"assay: {fault}")
+    _outcome(run, job.token, fault.code, str(fault), _step(started), ledger.head)
+
+
+def _closing(fault: AssayError, started: Started | None, segment: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"segment": segment, "step": _step(started)}
+    if isinstance(fault, DataError) and started is not None:
+        body["order_digest"] = started.position.order_digest
+    return body
+
+
+def _step(started: Started | None) -> int | None:
+    return None if started is None else started.position.step
+
+
+def _outcome(
+    run: RunFolder,
+    token: str,
+    code: int,
+    message: str,
+    step: int | None,
+    head: dict[str, Any] | None,
+    cause: str | None = None,
+) -> None:
+    """`outcome.json`: how this process ended, for the parent and for people."""
+    body = {
+        "code": code,
+        "cause": cause,
+        "message": message,
+        "step": step,
+        "time": now(),
+        "ledger": head,
+        "token": token,
+        "last_reported": reported(run.metrics).step,
+    }
+    publish_file(run.outcome, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
