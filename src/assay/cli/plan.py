@@ -145,6 +145,9 @@ def _memory(memory: dict[str, Any]) -> list[tuple[str, str, str]]:
         "total_without_recomputation": ("total", "without recomputation"),
         "total_with_recomputation": ("total", "with recomputation"),
     }
+    if len(memory["per_gpu"]) > 1:
+        names["weights"] = ("weights", "float32, shared out over the GPUs")
+        names["optimizer"] = ("optimizer state", "shared out over the GPUs")
     chosen = memory["activations"] == memory["activations_with_recomputation"]
     rows = []
     for key, (name, remark) in names.items():

@@ -195,7 +195,8 @@ def _slots(recipe: Recipe, queue: Queue) -> list[dict[str, Any]]:
                 "tokens": slot.tokens,
                 "epochs": slot.epochs,
                 "windows_needed": needed,
-                "windows_available": stream.capacity(),
+                # exact by the seed; for absurdly many epochs the least that any seed gives, so that a plan ends at once
+                "windows_available": stream.capacity() if slot.epochs <= 1000 else stream.least(),
                 "enough": stream.holds(needed),
             }
         )
@@ -223,13 +224,13 @@ def _inherited(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def _parent_positions(checkpoint: Path) -> tuple[int | None, str]:
     manifest, recipe_file = checkpoint / "manifest.json", checkpoint.parent.parent / "recipe.json"
     if not manifest.is_file() or not recipe_file.is_file():
-        return None, "unknown: the parent run is not at hand, and its exposure is not in the recipe"
+        return None, "the parent run is not at hand, and its exposure is not in the recipe"
     step = read_object(manifest, "a checkpoint's manifest").get("step")
     parent = from_resolved(read_object(recipe_file, "a run's recipe"), str(recipe_file))
     if type(step) is not int or step < 0:
         raise InputError(f"{manifest}: step is {step!r}; an integer of at least 0 is expected")
     if parent.start.kind == "init-from":
-        return None, f"unknown: the parent {parent.name} itself began from other weights"
+        return None, f"the parent {parent.name} itself began from other weights"
     return step * parent.positions_per_update, f"{step:,} updates of {parent.name}"
 
 
@@ -294,10 +295,8 @@ def _warnings(recipe: Recipe, folder: Path, queue: Queue | None, inherited: dict
         if not (folder / source.path).exists():
             result.append(f"{folder / source.path} is not there yet: the run cannot start")
         if inherited["positions"] is None:
-            result.append(f"inherited positions are {inherited['source']}; a goal is counted over this run alone")
-        if start.kind == "init-from":
             result.append(
-                "what the start's weights were trained on is not in the recipe: inherited positions are unknown"
+                f"inherited positions are unknown: {inherited['source']}; a goal is counted over this run alone"
             )
     without_start = ("weights", "config") if source is None else ()
     unpinned = [name for name, value in recipe.pins if value is None and name not in without_start]

@@ -110,9 +110,9 @@ class Start(Part):
 class Pins(Part):
     """Expected digests that pre-flight compares before training; null: not pinned, and pre-flight says so.
 
-    `weights`, `config`, `tokenizer`: the files of the start. `validation`: `tokens.bin` of the validation
-    shard. `code`: the training source. `queue_prefix`: the queue's last line at the time of approval; later
-    appends keep it a prefix.
+    `weights`, `config`: the files of an `init_from` start. `tokenizer`: what the queue's header names.
+    `validation`: `tokens.bin` of the validation shard. `code`: the training source. `queue_prefix`: one line
+    of the queue, the last one at the time of approval; later appends keep it.
     """
 
     weights: Digest | None = None
