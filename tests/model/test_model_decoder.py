@@ -190,3 +190,13 @@ def test_the_cap_bounds_the_logits_and_leaves_small_ones() -> None:
         soft_cap(logits, 15.0), torch.tensor([-15.0, -0.001, 0.0, 0.001, 15.0], dtype=torch.float64), rtol=1e-7, atol=0
     )
     assert soft_cap(logits, 0.0) is logits
+
+
+def test_bfloat16_arithmetic_over_float32_weights_stays_near_the_float32_result() -> None:
+    config = small(qk_norm=True, value_residual=True)
+    model = build(config, seed=2)
+    with torch.no_grad():
+        exact = model(TOKENS)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = model(TOKENS)
+    assert 0 < (low - exact).norm() < 0.02 * exact.norm()

@@ -203,7 +203,7 @@ class AssayForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
             if documents is not None:
                 mask = mask & (documents[:, None, :, None] == documents[:, None, None, :])
             if attention_mask is not None:
-                # Padding may look at itself: a row without a single key would be NaN.
+                # Padding may look at itself: a row without a single key is NaN in some attention kernels.
                 itself = torch.eye(length, dtype=torch.bool, device=device)
                 mask = mask & (attention_mask.bool()[:, None, None, :] | itself)
         first = None
