@@ -6,6 +6,7 @@ takes no other file's word for anything.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class History:
     created: Receipt
     segments: list[Segment] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
-    removed: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)  # manifest digests: a folder's name may be used again
     sealed: list[Receipt] = field(default_factory=list)
     evaluations: list[Receipt] = field(default_factory=list)
     alarms: list[Receipt] = field(default_factory=list)
@@ -71,7 +72,7 @@ class History:
     @property
     def standing(self) -> list[Saved]:
         """Checkpoints that were saved and not removed."""
-        return [item for item in self.saved if item.folder not in self.removed]
+        return [item for item in self.saved if item.manifest_sha256 not in self.removed]
 
     @property
     def ended(self) -> bool:
@@ -81,12 +82,17 @@ class History:
 
 def history(ledger: Path) -> History:
     """One pass over the ledger; VerificationError where it does not hold."""
+    return gather(read(ledger))
+
+
+def gather(receipts: Iterable[Receipt]) -> History:
+    """The same from receipts that were read already; there is at least one."""
     result: History | None = None
-    for receipt in read(ledger):
+    for receipt in receipts:
         if result is None:
             result = History(receipt)
         _take(result, receipt)
-    assert result is not None, "read() refuses an empty ledger"
+    assert result is not None, "a ledger that was read has a first receipt"
     return result
 
 
@@ -115,7 +121,7 @@ def _take(result: History, receipt: Receipt) -> None:
             )
         )
     elif receipt.kind == "checkpoint.removed":
-        result.removed.add(str(body["folder"]))
+        result.removed.add(str(body["manifest_sha256"]))
     elif receipt.kind == "metrics.sealed":
         result.sealed.append(receipt)
     elif receipt.kind == "evaluation":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,14 @@ def read(path: Path, first_byte: int = 0) -> Iterator[dict[str, Any]]:
             yield line
 
 
+def completed(line: Mapping[str, Any]) -> bool:
+    """True for the line of a completed update; a loss or gradient that is not finite stopped it before the optimizer."""
+    return isinstance(line.get("update"), int) and not {"loss", "grad_norm"} & set(line.get("nonfinite", ()))
+
+
 def updates(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of completed updates; one that was stopped by a value that is not finite is not completed."""
-    return (line for line in read(path) if isinstance(line.get("update"), int) and "nonfinite" not in line)
+    """Lines of completed updates."""
+    return filter(completed, read(path))
 
 
 def by_update(path: Path) -> dict[int, dict[str, Any]]:
