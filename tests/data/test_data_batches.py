@@ -128,6 +128,24 @@ def test_missing_shards_are_named_with_the_places_searched(queue: Queue, shard: 
         Batches(queue, [tmp_path / "roots-a"], SEED, BATCH)
 
 
+def test_the_data_of_slots_that_are_done_may_be_gone(tmp_path: Path, make_shard: MakeShard) -> None:
+    old, new = make_shard(tmp_path / "old"), make_shard(tmp_path / "new", seed=1)
+    path = tmp_path / "q.jsonl"
+    queues.create(path, block=16, dtype="uint16", vocabulary=500, tokenizer="test")
+    for shard in (old, new):
+        made = queues.load(path)
+        queues.append(path, queues.propose(made, updates=4, parts=queues.parts_of(made, shard), global_batch=BATCH))
+    made = queues.load(path)
+    before = Batches(made, [], SEED, BATCH).digest(4)
+    old.path.rename(tmp_path.parent / f"{tmp_path.name}-gone")
+    later = Batches(made, [], SEED, BATCH, first_update=4)
+    assert later.digest(4) == before
+    with pytest.raises(DataError, match=f"update 3 reads shard {old.sha256}"):
+        later.batch(3)
+    with pytest.raises(DataError, match="are not on this machine"):
+        Batches(made, [], SEED, BATCH, first_update=3)
+
+
 def test_a_shard_cut_under_the_queue_is_refused_before_mapping(queue: Queue, shard: Shard) -> None:
     os.truncate(shard.path / "tokens.bin", 100)
     with pytest.raises(DataError, match="has 100 bytes, but the manifest states"):

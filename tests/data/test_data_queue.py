@@ -185,6 +185,26 @@ def test_the_capacity_for_a_seed_is_exact(seed: int, tokens: int, epochs: int) -
     assert queues.propose(empty, updates=held, **known)
     with pytest.raises(DataError, match="1 windows short"):
         queues.propose(empty, updates=held + 1, **known)
+    # Without a seed the slot must suffice for every seed.
+    least = epochs * ((tokens - 16) // 16)
+    known.pop("seed")
+    assert queues.propose(empty, updates=least, **known)
+    with pytest.raises(DataError, match="1 windows short"):
+        queues.propose(empty, updates=epochs * ((tokens - 1) // 16) + 1, **known)
+    if least < held:
+        with pytest.raises(DataError, match=rf"hold {least} with the worst offsets .* {held - least} windows short"):
+            queues.propose(empty, updates=held, **known)
+
+
+def test_a_line_that_fits_one_seed_exactly_can_be_appended(queue: Queue) -> None:
+    tokens = queue.slots[0].tokens
+    best = (tokens - 1) // 16
+    seed = next(s for s in range(1000) if Stream(s, 3, tokens, 16, 1).capacity() == best > (tokens - 16) // 16)
+    known: dict[str, Any] = {"parts": queue.slots[0].parts, "global_batch": 1, "seed": seed}
+    line = queues.propose(queue, updates=best, **known)
+    with pytest.raises(DataError, match="worst offsets"):
+        queues.append(queue.path, line, global_batch=1)
+    assert queues.append(queue.path, line).updates == best  # the global batch is not known: nothing to refuse
 
 
 @pytest.mark.parametrize(

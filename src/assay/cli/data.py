@@ -464,17 +464,16 @@ def _sources(
 
 
 def _slot_facts(queue: Queue, slot: Slot, global_batch: int | None, seed: int | None, head: str) -> dict[str, Any]:
-    from assay.data.queue import check_capacity
+    from assay.data.queue import available_windows
 
-    needed, available = check_capacity(queue, slot, global_batch or 1, seed)
     return {
         "slot": slot.number,
         "updates": slot.updates,
         "epochs": slot.epochs,
         "first_update": slot.first_update,
         "tokens": slot.tokens,
-        "windows_needed": needed if global_batch else None,
-        "windows_available": available,
+        "windows_needed": None if global_batch is None else slot.updates * global_batch,
+        "windows_available": available_windows(queue, slot, seed),
         "head": head,
     }
 

@@ -29,11 +29,17 @@ class Batches:
     Opening checks manifests, sizes and that every slot holds the windows it needs; it does not hash.
     """
 
-    def __init__(self, queue: Queue, roots: Iterable[Path], seed: int, global_batch: int) -> None:
-        """Find the queue's shards (`locate`); DataError names those of them that are not here."""
+    def __init__(
+        self, queue: Queue, roots: Iterable[Path], seed: int, global_batch: int, first_update: int = 0
+    ) -> None:
+        """Find the queue's shards (`locate`); DataError names those of them that are not here.
+
+        Shards of slots that end before `first_update` may be gone: a run that is past them needs them no more.
+        """
         places = list(roots)
         shards = locate(queue, places)
-        absent = missing(queue, shards)
+        needed = {part.shard for slot in queue.slots if slot.end_update > first_update for part in slot.parts}
+        absent = [name for name in missing(queue, shards) if name in needed]
         if absent:
             searched = ", ".join(str(place) for place in [queue.path.parent, *places])
             raise DataError(
@@ -73,6 +79,8 @@ class Batches:
             filled = 0
             while filled < length:  # once, or once more for each joint that the window crosses
                 part = slot.parts[place]
+                if part.shard not in self.shards:
+                    raise DataError(f"update {update:,} reads shard {part.shard}, which is not on this machine")
                 begin = part.start + start + filled - int(joints[place])
                 taken = min(length - filled, part.stop - begin)
                 row[filled : filled + taken] = self.shards[part.shard].ids[begin : begin + taken]

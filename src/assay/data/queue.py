@@ -276,39 +276,46 @@ def append(path: Path, line: bytes, *, global_batch: int | None = None, seed: in
         if queue.trust:
             raise Refused(f"{path} demands an approval of each slot (its header has 'trust'); none was given")
         slot = next_slot(queue, line, "the line to append")
-        check_capacity(queue, slot, global_batch or 1, seed)
+        if global_batch is not None:
+            check_capacity(queue, slot, global_batch, seed)
+        elif slot.updates > slot.stream(0, queue.block).most():  # too short for any global batch
+            check_capacity(queue, slot, 1)
         end = chain.head(path, None, fault=DataError)
         chain.move_torn_tail(path, file, end.size)
         chain.append(file, end, lambda _: parse_json(line, "the line to append"))
     return slot
 
 
-def check_capacity(queue: Queue, slot: Slot, global_batch: int, seed: int | None = None) -> tuple[int, int]:
-    """(windows needed, windows available) of a slot; DataError with the exact shortfall when it is too short.
+def available_windows(queue: Queue, slot: Slot, seed: int | None = None) -> int:
+    """Windows in all epochs of a slot: exact for a seed, else the least that any seed can give."""
+    stream = slot.stream(seed or 0, queue.block)
+    return stream.least() if seed is None else stream.capacity()
+
+
+def check_capacity(queue: Queue, slot: Slot, global_batch: int, seed: int | None = None) -> None:
+    """DataError with the exact shortfall when a slot has fewer windows than its updates need.
 
     Without a seed the least that any seed can give counts; with one, the exact number.
     """
     if global_batch < 1:
-        raise InputError(f"a global batch of {global_batch} is not possible; 1 or more sequences are expected")
+        raise InputError(f"the global batch is {global_batch}; 1 or more sequences are expected")
     needed = slot.updates * global_batch
     stream = slot.stream(seed or 0, queue.block)
-    if needed > stream.most():
-        available = stream.most()
-        which = "with the best offset"
+    if needed <= stream.least():
+        return
+    if needed > stream.most():  # known without counting epoch by epoch
+        available, which = stream.most(), "with the best offsets"
     elif seed is None:
-        available = stream.least()
-        which = f"with the worst offset ({stream.most():,} with the best)"
+        available, which = stream.least(), f"with the worst offsets ({stream.most():,} with the best)"
     else:
-        available = stream.least() if stream.least() >= needed else stream.capacity()
-        which = f"with seed {seed}"
+        available, which = stream.capacity(), f"with seed {seed}"
     if needed > available:
-        fits = available // global_batch
         raise DataError(
             f"{queue.path}: slot {slot.number} is too short: {slot.updates:,} updates of {global_batch:,} need "
             f"{needed:,} windows, but {slot.tokens:,} tokens × {slot.epochs:,} epoch(s) hold {available:,} {which}: "
-            f"{needed - available:,} windows short; at most {fits:,} updates fit, or add data, or allow more epochs"
+            f"{needed - available:,} windows short; at most {available // global_batch:,} updates fit, "
+            "or add data, or allow more epochs"
         )
-    return needed, available
 
 
 def locate(queue: Queue, roots: Iterable[Path]) -> dict[str, Shard]:
