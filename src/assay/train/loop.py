@@ -37,7 +37,7 @@ from assay.run.history import history
 from assay.run.metrics import MetricsWriter
 from assay.train import numerics
 from assay.train.batch import documents_of, to_device
-from assay.train.loss import chunked_loss
+from assay.train.loss import window_loss
 from assay.train.optimizers import gradient_norm, scale_gradients, set_rates, state_tensors
 from assay.train.progress import Progress
 from assay.train.reduction import LaneSums
@@ -100,7 +100,6 @@ def train(trainer: Trainer, until: int | None) -> str:
     parameters = dict(model.named_parameters())
     lanes = LaneSums(list(parameters.values()), batch.lanes)
     divisor = recipe.positions_per_update
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16")
     saved_steps = {item.step for item in history(trainer.run.ledger).standing if item.kind == "full"}
     due = _due(trainer)
     last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
@@ -135,16 +134,7 @@ def train(trainer: Trainer, until: int | None) -> str:
                 if trainer.watch.signalled():
                     _interrupt(trainer, saved_steps, "signal")
                 rows = slice(index * batch.micro, (index + 1) * batch.micro)
-                with autocast:
-                    hidden = model(tokens[rows, :-1], None if documents is None else documents[rows])
-                    nll, z = chunked_loss(
-                        hidden,
-                        model.head_weight,
-                        tokens[rows, 1:],
-                        recipe.loss.chunk,
-                        recipe.model.logit_cap,
-                        recipe.loss.z,
-                    )
+                nll, z = window_loss(model, recipe, tokens[rows], None if documents is None else documents[rows])
                 torch.autograd.backward((nll + recipe.loss.z * z) / divisor)
                 nll_sum += nll.detach().double()
                 z_sum += z.detach().double()

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from assay.model.decoder import Decoder
+from assay.recipe.schema import Recipe
+
 
 def chunked_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float
@@ -31,6 +34,18 @@ def chunked_loss(
         hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), chunk, cap, z, torch.is_grad_enabled()
     )
     return nll_sum, z_sum
+
+
+def window_loss(model: Decoder, recipe: Recipe, windows: Tensor, documents: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`chunked_loss` of the model on windows [B, block + 1], in the recipe's precision: (nll_sum, z_sum).
+
+    `documents` [B, block] are given exactly when the recipe sets `document_mask`.
+    """
+    with torch.autocast(windows.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
+        hidden = model(windows[:, :-1], documents)
+        return chunked_loss(
+            hidden, model.head_weight, windows[:, 1:], recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z
+        )
 
 
 class _ChunkedLoss(Function):

@@ -15,7 +15,7 @@ from assay.errors import DataError
 from assay.model.decoder import Decoder
 from assay.recipe.schema import Recipe
 from assay.train.batch import numbered, to_device
-from assay.train.loss import chunked_loss
+from assay.train.loss import window_loss
 
 
 @torch.no_grad()
@@ -39,10 +39,6 @@ def validation_loss(
         if recipe.model.document_mask:
             rows = [numbered(shard, window * block, block) for window in range(first, last)]
             documents = torch.stack(rows).to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
-            hidden = model(tokens[:, :-1], documents)
-            nll, _ = chunked_loss(
-                hidden, model.head_weight, tokens[:, 1:], recipe.loss.chunk, recipe.model.logit_cap, 0.0
-            )
+        nll, _ = window_loss(model, recipe, tokens, documents)
         total += nll.double()
     return float(total.item()) / (count * block), count

@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import traceback
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from assay.checkpoint.manifest import lost_lines
 from assay.data import queue as queues
 from assay.data.batches import Batches
-from assay.errors import AssayError, DataError, Interrupted, MachineError, Refused
+from assay.errors import AssayError, Interrupted, MachineError, Refused
 from assay.files.publish import leftovers, publish_file
 from assay.ledger.ledger import Ledger, now
 from assay.recipe import load as recipes
@@ -33,7 +35,7 @@ from assay.run.provenance import provenance
 from assay.run.status import reported
 from assay.train import numerics
 from assay.train.loop import Trainer, open_validation, superseded, train, wait_for
-from assay.train.loss import chunked_loss
+from assay.train.loss import window_loss
 from assay.train.progress import Progress
 from assay.train.start import Started, begin
 from assay.train.watch import Watch
@@ -70,89 +72,114 @@ def run_job(job: argparse.Namespace) -> int:
 
 
 def _owned(run: RunFolder, job: argparse.Namespace) -> int:
+    """Prepare the run's files, then train; every end from here on is a receipt."""
     watch = Watch(run)
     recipe = recipes.load(job.recipe)
     told = history(run.ledger)
     _refuse(run, recipe, told)
-    ledger = run.open_ledger()
     for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
         _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
-    device = numerics.switch_on(recipe)
-    segment = len(told.segments) + 1
+    ledger = run.open_ledger()
     sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
-    metrics = MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)
-    opened = False
+    with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
+        segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
+        try:
+            return _train(segment, job, told, watch)
+        except AssayError as fault:
+            return _ended(segment, job, fault)
+        except torch.OutOfMemoryError as fault:
+            words = f"out of memory: {str(fault).splitlines()[0]}; use a smaller batch.micro, or runtime.recompute"
+            return _ended(segment, job, MachineError(words))
+        except Exception as fault:  # noqa: BLE001 - a bug: recorded as such, with its traceback in the log
+            traceback.print_exc()
+            return _ended(segment, job, AssayError(f"internal fault ({type(fault).__name__}): a bug; see the log"))
+
+
+@dataclass
+class Segment:
+    """The segment that this process writes; `started` is None until the start was proved and recorded."""
+
+    run: RunFolder
+    recipe: Recipe
+    ledger: Ledger
+    metrics: MetricsWriter
+    number: int
     started: Started | None = None
-    try:
-        folder = job.recipe.resolve().parent
-        queue = queues.load(folder / recipe.data.queue)
-        roots = [folder / root for root in recipe.data.roots]
-        batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
-        validation = open_validation(recipe, folder)
-        started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step)
-        facts = numerics.describe(run, recipe, device)
-        _open(ledger, run, recipe, started, facts, segment, json.loads(job.command))
-        opened = True
-        older = superseded(run, started.position.step)
-        promises = {one.number: one.body["numerics"]["promise"] for one in told.segments}
-        goal = "the scheduled end" if job.until is None else f"--until {job.until}"
-        trainer = Trainer(
-            run=run,
-            recipe=recipe,
-            recipe_folder=folder,
-            ledger=ledger,
-            segment=segment,
-            started=started,
-            batches=batches,
-            validation=validation,
-            device=device,
-            watch=watch,
-            metrics=metrics,
-            progress=(progress := Progress(job.terminal, recipe.log.every, goal)),
-            superseded=older,
-            same_bits=lambda number: promises.get(number) == facts["promise"],
-            tell=progress.note,
-        )
-        if recipe.runtime.compile:
-            for block in started.model.blocks:
-                block.compile()
-        _dry_update(trainer)
-        end = train(trainer, _until(job.until, trainer))
-        metrics.seal("end")
-        body = {
-            "cause": end,
-            "step": started.position.step,
-            "segment": segment,
-            "order_digest": started.position.order_digest,
-            "microseconds": {
-                "updates": round(trainer.spent.total * 1e6),
-                "accounting": round(trainer.spent.accounting * 1e6),
-                **{f"accounting_{name}": round(value * 1e6) for name, value in trainer.spent.parts.items()},
-            },
-        }
-        ledger.append("end", body)
-        message = "the schedule is done" if end == "done" else f"stopped where --until said, at step {body['step']}"
-        _tell(f"{message}; order digest {started.position.order_digest}")
-        _outcome(run, job.token, 0, message, started.position.step, ledger.head)
-        return 0
-    except Interrupted as fault:
-        metrics.seal("interruption")
-        ledger.append("interrupted", _closing(fault, started, segment) | {"cause": fault.cause})
-        _tell(f"assay: {fault}")
-        _outcome(run, job.token, fault.code, str(fault), _step(started), ledger.head, fault.cause)
-        return fault.code
-    except AssayError as fault:
-        _failed(run, job, metrics, ledger, fault, started, segment, opened)
-        return fault.code
-    except torch.OutOfMemoryError as fault:
-        full = MachineError(f"out of memory on {device}: {str(fault).splitlines()[0]}; use a smaller batch.micro")
-        _failed(run, job, metrics, ledger, full, started, segment, opened)
-        return full.code
-    except Exception as fault:  # noqa: BLE001 - a bug: recorded as such, with its traceback in the log
-        traceback.print_exc()
-        bug = AssayError(f"internal fault: {type(fault).__name__}; this is a bug in Assay, see the log")
-        _failed(run, job, metrics, ledger, bug, started, segment, opened)
-        return bug.code
+
+
+def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watch) -> int:
+    """Start, prove, record, train to the end; return exit code 0."""
+    run, recipe, ledger = segment.run, segment.recipe, segment.ledger
+    device = numerics.switch_on(recipe)
+    folder = job.recipe.resolve().parent
+    queue = queues.load(folder / recipe.data.queue)
+    roots = [folder / root for root in recipe.data.roots]
+    batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
+    started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step)
+    facts = numerics.describe(run, recipe, device)
+    _open(segment, started, facts, json.loads(job.command))
+    segment.started = started
+    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments}
+    goal = "the scheduled end" if job.until is None else f"--until {job.until}"
+    progress = Progress(job.terminal, recipe.log.every, goal)
+    trainer = Trainer(
+        run=run,
+        recipe=recipe,
+        recipe_folder=folder,
+        ledger=ledger,
+        segment=segment.number,
+        started=started,
+        batches=batches,
+        validation=open_validation(recipe, folder),
+        device=device,
+        watch=watch,
+        metrics=segment.metrics,
+        progress=progress,
+        superseded=superseded(run, started.position.step),
+        same_bits=lambda number: promises.get(number) == facts["promise"],
+        tell=progress.note,
+    )
+    if recipe.runtime.compile:
+        for block in started.model.blocks:
+            block.compile()
+    _dry_update(trainer)
+    end = train(trainer, _until(job.until, trainer))
+    segment.metrics.seal("end")
+    position, spent = started.position, trainer.spent
+    body = {
+        "cause": end,
+        "step": position.step,
+        "segment": segment.number,
+        "order_digest": position.order_digest,
+        "microseconds": {
+            "updates": round(spent.total * 1e6),
+            "accounting": round(spent.accounting * 1e6),
+            **{f"accounting_{name}": round(value * 1e6) for name, value in spent.parts.items()},
+        },
+    }
+    ledger.append("end", body)
+    message = "the schedule is done" if end == "done" else f"stopped where --until said, at step {position.step}"
+    _tell(f"{message}; order digest {position.order_digest}")
+    _outcome(run, job.token, 0, message, position.step, ledger.head)
+    return 0
+
+
+def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
+    """Record an end before the schedule's: the receipt, the outcome, one sentence; return the exit code."""
+    segment.metrics.seal("interruption")
+    position = segment.started.position if segment.started else None
+    cause = fault.cause if isinstance(fault, Interrupted) else None
+    body: dict[str, Any] = {"before_start": True}  # no segment was opened, so none is closed
+    if position is not None:
+        body = {"segment": segment.number, "step": position.step, "order_digest": position.order_digest}
+    if cause is not None:
+        segment.ledger.append("interrupted", body | {"cause": cause})
+    else:
+        segment.ledger.append("failed", body | {"code": fault.code})
+    _tell(f"assay: {fault}")
+    step = position.step if position else None
+    _outcome(segment.run, job.token, fault.code, str(fault), step, segment.ledger.head, cause)
+    return fault.code
 
 
 def _refuse(run: RunFolder, recipe: Recipe, told: History) -> None:
@@ -175,15 +202,7 @@ def _refuse(run: RunFolder, recipe: Recipe, told: History) -> None:
         raise Refused(f"{lost}; restore the ledger from a copy before going on")
 
 
-def _open(
-    ledger: Ledger,
-    run: RunFolder,
-    recipe: Recipe,
-    started: Started,
-    facts: dict[str, Any],
-    segment: int,
-    command: list[str],
-) -> None:
+def _open(segment: Segment, started: Started, facts: dict[str, Any], command: list[str]) -> None:
     """The receipt of the segment's beginning, and the line that says which start it was."""
     step = started.position.step
     words = {
@@ -193,17 +212,17 @@ def _open(
         "resume": f"RESUME @ {step}",
     }
     body = {
-        "segment": segment,
+        "segment": segment.number,
         "mode": started.mode,
         "step": step,
         "order_digest": started.position.order_digest,
-        "recipe": recipes.digest(recipe),
-        "resolved": _exact(recipes.resolved(recipe)),
+        "recipe": recipes.digest(segment.recipe),
+        "resolved": _exact(recipes.resolved(segment.recipe)),
         "evidence": started.evidence,
         "numerics": facts,
-        **provenance(run, command),
+        **provenance(segment.run, command),
     }
-    ledger.append("recovery" if started.mode == "resume" else "start", body)
+    segment.ledger.append("recovery" if started.mode == "resume" else "start", body)
     for fault in started.faults:
         _tell(f"a newer checkpoint was not used: {fault}")
     _tell(words[started.mode])
@@ -221,13 +240,8 @@ def _exact(value: Any) -> Any:
 def _dry_update(trainer: Trainer) -> None:
     """One micro-batch forward and backward at full shape before anything counts: memory suffices, or exit 71."""
     recipe, model = trainer.recipe, trainer.started.model
-    tokens = torch.zeros(recipe.batch.micro, recipe.model.block, dtype=torch.int64, device=trainer.device)
-    documents = tokens if recipe.model.document_mask else None
-    with torch.autocast(trainer.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
-        hidden = model(tokens, documents)
-        nll, z = chunked_loss(
-            hidden, model.head_weight, tokens, recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z
-        )
+    windows = torch.zeros(recipe.batch.micro, recipe.model.block + 1, dtype=torch.int64, device=trainer.device)
+    nll, z = window_loss(model, recipe, windows, windows[:, 1:] if recipe.model.document_mask else None)
     torch.autograd.backward(nll + recipe.loss.z * z)
     wait_for(nll.detach().reshape(1))
     for parameter in model.parameters():
@@ -240,37 +254,6 @@ def _until(word: str | None, trainer: Trainer) -> int | None:
     if word == "slot-end":
         return trainer.batches.queue.slot_of(trainer.started.position.step)[0].end_update
     return int(word)
-
-
-def _failed(
-    run: RunFolder,
-    job: argparse.Namespace,
-    metrics: MetricsWriter,
-    ledger: Ledger,
-    fault: AssayError,
-    started: Started | None,
-    segment: int,
-    opened: bool,
-) -> None:
-    """The receipt of a failure; one that came before the segment's beginning was recorded names no segment."""
-    metrics.seal("failure")
-    body = _closing(fault, started, segment) | {"code": fault.code}
-    if not opened:
-        body = {"code": fault.code, "before_start": True}
-    ledger.append("failed", body)
-    _tell(f"assay: {fault}")
-    _outcome(run, job.token, fault.code, str(fault), _step(started), ledger.head)
-
-
-def _closing(fault: AssayError, started: Started | None, segment: int) -> dict[str, Any]:
-    body: dict[str, Any] = {"segment": segment, "step": _step(started)}
-    if isinstance(fault, DataError) and started is not None:
-        body["order_digest"] = started.position.order_digest
-    return body
-
-
-def _step(started: Started | None) -> int | None:
-    return None if started is None else started.position.step
 
 
 def _outcome(
