@@ -47,7 +47,7 @@ def read(path: Path, first_byte: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def completed(line: Mapping[str, Any]) -> bool:
-    """True for the line of a completed update; a loss or gradient that is not finite stopped it before the optimizer."""
+    """True for a completed update; a loss or gradient that is not finite stops one before the optimizer."""
     return isinstance(line.get("update"), int) and not {"loss", "grad_norm"} & set(line.get("nonfinite", ()))
 
 
