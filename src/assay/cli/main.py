@@ -12,6 +12,7 @@ import typer
 
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
+from assay.cli.evaluate import evaluate_command, export_command, import_app
 from assay.cli.plan import plan_command
 from assay.cli.train import (
     abandon_command,
@@ -40,6 +41,9 @@ app.command("status")(status_command)
 app.command("stop")(stop_command)
 app.command("release")(release_command)
 app.command("abandon")(abandon_command)
+app.command("evaluate")(evaluate_command)
+app.command("export")(export_command)
+app.add_typer(import_app, name="import")
 
 
 def main() -> None:
