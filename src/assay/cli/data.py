@@ -1,7 +1,6 @@
 """`assay data …`: shards, queue, order, batches and exposure on the command line.
 
-Parses, calls one function of the data room and shows the answer as a table or one JSON object.
-Nothing is computed here; rooms are imported inside the commands, so that help stays quick.
+Parses, calls the room and shows tables or one JSON object; rooms are imported inside the commands.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from assay.data.exposure import Consumed
     from assay.data.queue import Part, Queue, Slot
     from assay.data.shard import Shard, Source
+    from assay.run.consumption import Consumption
 
 data_app = typer.Typer(help="Shards, queue, order, batches, exposure.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,18 +30,19 @@ GlobalBatch = Annotated[int, typer.Option(help="Sequences in one update.")]
 @data_app.command("inspect")
 def inspect_command(path: Annotated[Path, typer.Argument(help="A shard folder.")], as_json: AsJson = False) -> None:
     """Show a shard's manifest, after checking sizes; nothing is hashed."""
+    from dataclasses import asdict
+
     from assay.cli import show
     from assay.data.shard import open_shard
 
     shard = open_shard(path)
-    facts = {**_shard_facts(shard), "problems": None, "sources": [_source_facts(s) for s in shard.sources]}
+    facts = {**_shard_facts(shard), "problems": None, "sources": [asdict(source) for source in shard.sources]}
     if as_json:
         show.as_json(facts)
         return
-    people = {key: value for key, value in facts.items() if key not in ("sources", "problems")}
-    show.console().print(show.pairs(str(path), people))
+    show.console().print(show.pairs(str(path), _shard_facts(shard)))
     columns = ("source", "start", "stop", "language", "licence", "revision")
-    rows = [[_known(value) for value in _source_facts(s).values()] for s in shard.sources]
+    rows = [["unknown" if v is None else v for v in source.values()] for source in facts["sources"]]
     show.console().print(show.table("", columns, rows))
 
 
@@ -74,8 +74,7 @@ def verify_command(
     whole = not problems
     entries = []
     for shard in shards:
-        if len(shards) > 1 or shard.tokens > 50_000_000:
-            show.note(f"reading {shard.path} ({shard.tokens:,} tokens)")
+        show.note(f"reading {shard.path} ({shard.tokens:,} tokens)")
         wrong = verify_shard(shard)
         entries.append({"path": str(shard.path), **_shard_facts(shard), "problems": wrong})
         problems.extend(f"{shard.path}: {text}" for text in wrong)
@@ -84,8 +83,8 @@ def verify_command(
         "ok": not problems,
         "tokens": sum(shard.tokens for shard in shards) if whole else None,
         "documents": sum(count for count in counts if count is not None) if whole and None not in counts else None,
-        "dtype": _same([shard.dtype for shard in shards]),
-        "sha256": _same([shard.sha256 for shard in shards]),
+        "dtype": shards[0].dtype if len(shards) == 1 else None,
+        "sha256": shards[0].sha256 if len(shards) == 1 else None,
         "problems": problems,
         "shards": entries,
     }
@@ -164,12 +163,12 @@ def create_command(
         pool=pool or like.pool,
         freshness="strict" if strict else None,
     )
-    facts = {"queue": str(queue), "block": block, "dtype": made.dtype, "vocabulary": made.vocabulary}
-    facts |= {"tokenizer": made.tokenizer, "pool": made.pool, "freshness": made.freshness or "any", "head": made.head}
+    shown = ("block", "dtype", "vocabulary", "tokenizer", "pool", "freshness", "head")
+    facts = {"queue": str(queue), **{key: getattr(made, key) for key in shown}}
     if as_json:
         show.as_json(facts)
     else:
-        show.console().print(show.pairs(f"created {queue}", facts))
+        show.console().print(show.pairs(f"created {queue}", {k: v for k, v in facts.items() if v is not None}))
 
 
 @data_app.command("propose")
@@ -347,6 +346,10 @@ def exposure_command(
     updates: Annotated[str | None, typer.Option(help="A:B, half-open (for a queue).")] = None,
     slot: Annotated[int, typer.Option(help="The slot whose stream the ranges are offsets in.")] = 0,
     ranges: Annotated[list[str] | None, typer.Option("--range", help="a:b in that stream, half-open.")] = None,
+    ancestry: Annotated[bool, typer.Option("--ancestry", help="Count the runs that this one began from too.")] = False,
+    declared: Annotated[
+        list[str] | None, typer.Option(help="NAME:POSITIONS of an ancestor without a ledger; added, never merged.")
+    ] = None,
     root: Roots = None,
     as_json: AsJson = False,
 ) -> None:
@@ -356,21 +359,41 @@ def exposure_command(
     from assay.data import queue as queues
     from assay.errors import InputError
 
+    ancestors: list[Consumption] = []
+    unaccounted: list[str] = []
     if path.is_dir():
+        from assay.run import consumption as runs
+        from assay.run.folder import RunFolder
+
         if (seed, global_batch, updates) != (None, None, None):
             raise InputError(f"{path} is a run, which states its own seed, global batch and updates; leave them out")
-        consumed, recomputed, places = _run_inputs(path)
-        places = [*places, *(root or [])]
+        run = RunFolder(path)
+        own = runs.consumption(run)
+        ancestors, unaccounted = runs.ancestry(run) if ancestry else ([], [])
+        consumed, recomputed = own.consumed, own.recomputed
+        places = [*own.roots, *(root or [])]
     else:
-        now = queues.load(path)
         if seed is None or global_batch is None or updates is None:
             raise InputError("a queue needs --seed, --global-batch and --updates A:B; a run folder states them itself")
+        if ancestry:
+            raise InputError(f"--ancestry is given for the queue {path}; only a run has ancestors")
         first, last = exposure.parse_interval(updates, "--updates")
-        consumed, recomputed = exposure.Consumed(now, seed, global_batch, first, last), 0
+        consumed, recomputed = exposure.Consumed(queues.load(path), seed, global_batch, first, last), 0
         places = _roots(path, root)
     asked = [exposure.parse_interval(text, "--range") for text in ranges or []]
-    counted = exposure.Exposure([consumed], queues.locate(consumed.queue, places))
+    terms = [exposure.parse_declared(text) for text in declared or []]
+    shards = queues.locate(consumed.queue, places)
+    for ancestor in ancestors:
+        shards = {**queues.locate(ancestor.consumed.queue, ancestor.roots), **shards}
+    counted = exposure.Exposure([consumed, *(ancestor.consumed for ancestor in ancestors)], shards)
     facts = {**counted.facts(consumed.queue, slot, asked), "recomputed": recomputed}
+    if ancestry or terms:
+        facts["ancestors"] = [
+            {"run_id": a.run_id, "name": a.name, "first": a.consumed.first, "last": a.consumed.last} for a in ancestors
+        ]
+        facts["unaccounted"] = unaccounted
+        facts["declared"] = [{"name": name, "positions": positions} for name, positions in terms]
+        facts["positions_with_declared"] = counted.total.positions + sum(positions for _, positions in terms)
     if as_json:
         show.as_json(facts)
         return
@@ -384,34 +407,15 @@ def exposure_command(
         for r in facts["ranges"]
     ]
     console.print(show.table(f"source positions of updates {consumed.first:,}:{consumed.last:,}", columns, rows))
+    for ancestor in ancestors:
+        console.print(f"ancestor {ancestor.name}: updates {ancestor.consumed.first:,}:{ancestor.consumed.last:,}")
+    for name, positions in terms:
+        console.print(f"declared, without a ledger: {name} {positions:,}")
+    if terms:
+        console.print(f"with declared terms: {facts['positions_with_declared']:,}")
+    for start in unaccounted:
+        console.print(f"not accounted for: what {start} was trained on; its run folder is not here")
     console.print(f"recomputed: {recomputed:,}\n{exposure.METHOD}")
-
-
-def _run_inputs(path: Path) -> tuple[Consumed, int, list[Path]]:
-    """What a run consumed, its recomputed positions, and where its shards are looked for."""
-    from assay.data.exposure import Consumed
-    from assay.data.queue import load
-    from assay.run import metrics
-    from assay.run.folder import RunFolder, require_run
-    from assay.run.history import history
-
-    run = RunFolder(path)
-    require_run(run)
-    recipe = run.recipe()
-    queue = load(run.recipe_folder() / recipe.data.queue)
-    reached: dict[int, int] = {}
-    for line in metrics.read(run.metrics):
-        if "loss" in line:
-            reached[line["segment"]] = max(reached.get(line["segment"], 0), line["update"] + 1)
-    stretches = []
-    for segment in history(run.ledger).segments:
-        stretches.append((segment.first, max(segment.last or segment.first, reached.get(segment.number, 0))))
-    first = min((start for start, _ in stretches), default=0)
-    last = max((stop for _, stop in stretches), default=0)
-    again = sum(stop - start for start, stop in stretches) - (last - first)
-    roots = [run.recipe_folder() / root for root in recipe.data.roots] or [queue.path.parent]
-    consumed = Consumed(queue, recipe.data.seed, recipe.batch.global_batch, first, last)
-    return consumed, again * recipe.positions_per_update, roots
 
 
 def _receipt(run: Path, facts: dict[str, Any], expect: Path) -> None:
@@ -491,20 +495,6 @@ def _shard_facts(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _source_facts(source: Source) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(source)
-
-
 def _roots(queue: Path, roots: list[Path] | None) -> list[Path]:
     """Where shards are looked for: the roots given, else the queue's own folder."""
     return roots or [queue.parent]
-
-
-def _same(values: list[str]) -> str | None:
-    return values[0] if len(set(values)) == 1 else None
-
-
-def _known(value: object) -> object:
-    return "unknown" if value is None else value

@@ -241,5 +241,14 @@ def parse_interval(text: str, what: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+def parse_declared(text: str) -> tuple[str, int]:
+    """`NAME:POSITIONS`, what somebody declares about an ancestor that has no ledger."""
+    name, _, positions = text.rpartition(":")
+    digits = positions.replace("_", "")
+    if not name or not (digits.isascii() and digits.isdigit()):
+        raise InputError(f"--declared is {text!r}; NAME:POSITIONS is expected, for example 1.07:14520680448")
+    return name, int(digits)
+
+
 def _one(start: int, stop: int) -> Intervals:
     return Intervals(np.array([start], dtype=np.int64), np.array([stop], dtype=np.int64))

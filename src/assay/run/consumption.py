@@ -1,0 +1,94 @@
+"""What a run and its ancestors were trained on: which updates of which queue, under which seed.
+
+Taken from ledger, metrics and resolved recipes; the counting is `data.exposure`'s. An ancestor
+whose run folder is not at hand is named as unaccounted, never guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.data.exposure import Consumed
+from assay.data.queue import load
+from assay.errors import InputError
+from assay.files.reading import read_object
+from assay.run import metrics
+from assay.run.folder import RunFolder, require_run
+from assay.run.history import history
+
+
+@dataclass(frozen=True)
+class Consumption:
+    """One run's updates; `recomputed` positions were done again after recoveries and are no new data."""
+
+    run_id: str
+    name: str
+    consumed: Consumed
+    recomputed: int
+    roots: tuple[Path, ...]  # where its shards are looked for
+
+
+def consumption(run: RunFolder, until: int | None = None) -> Consumption:
+    """What one run consumed, as far as ledger and metrics say; with `until`, up to that step.
+
+    Metrics are written every few updates, so updates that a kill left unwritten are not counted
+    as recomputed. Raises InputError when this is no run or its queue is not at hand.
+    """
+    require_run(run)
+    recipe = run.recipe()
+    told = history(run.ledger)
+    reached = {segment.number: max(segment.first, segment.last or 0) for segment in told.segments}
+    for saved in told.saved:
+        reached[saved.segment] = max(reached.get(saved.segment, 0), saved.step)
+    for line in metrics.read(run.metrics):
+        segment, update = line.get("segment"), line.get("update")
+        if "loss" in line and isinstance(segment, int) and isinstance(update, int):
+            reached[segment] = max(reached.get(segment, 0), update + 1)
+    starts = [segment.first for segment in told.segments]
+    stops = [reached[segment.number] for segment in told.segments]
+    if until is not None:
+        starts, stops = [min(start, until) for start in starts], [min(stop, until) for stop in stops]
+    first = recipe.start.first_update
+    last = max([first, *stops])
+    done = sum(stop - start for start, stop in zip(starts, stops, strict=True))
+    queue = load(run.recipe_folder() / recipe.data.queue)
+    return Consumption(
+        run_id=told.run_id,
+        name=recipe.name,
+        consumed=Consumed(queue, recipe.data.seed, recipe.global_batch, first, last),
+        recomputed=max(0, done - (last - first)) * recipe.positions_per_update,
+        roots=tuple(run.recipe_folder() / root for root in recipe.data.roots) or (queue.path.parent,),
+    )
+
+
+def ancestry(run: RunFolder) -> tuple[list[Consumption], list[str]]:
+    """The runs whose weights this one began from, nearest first, and the starts that lead to no run at hand."""
+    ancestors: list[Consumption] = []
+    seen = {run.run_id()}
+    while True:
+        start = run.recipe().start
+        source = start.continue_from or start.init_from
+        if source is None:
+            return ancestors, []
+        place = run.recipe_folder() / source.path
+        parent = RunFolder(place)
+        if not parent.ledger.is_file():
+            parent = RunFolder(place.parent.parent)  # `place` is a checkpoint folder inside its run
+        if not parent.ledger.is_file() or not parent.recipe_json.is_file():
+            return ancestors, [source.path]
+        step = start.continue_from.step if start.continue_from is not None else _step(place)
+        found = consumption(parent, step)
+        if found.run_id in seen:
+            raise InputError(f"{parent.path} is its own ancestor; start.{start.kind} of some run in the line is wrong")
+        seen.add(found.run_id)
+        ancestors.append(found)
+        run = parent
+
+
+def _step(checkpoint: Path) -> int:
+    manifest = checkpoint / "manifest.json"
+    step = read_object(manifest, "a checkpoint's manifest").get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise InputError(f"{manifest}: step is {step!r}; an integer of at least 0 is expected")
+    return step
