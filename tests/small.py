@@ -121,7 +121,7 @@ def drive(
 
     folder = RunFolder(run)
     if not folder.exists():
-        create(run, recipe, recipes.load(recipe), {"scratch": True})
+        create(run, recipe, recipes.load(recipe))
     return run_job(
         argparse.Namespace(
             run=run, recipe=recipe, resume=resume, from_step=from_step, until=until, terminal=False,

@@ -56,7 +56,7 @@ def train(
     if refused := refusals(checks):
         _refuse(refused)
     if not folder.exists():
-        create(run, recipe, loaded, loaded.start.model_dump(mode="json") or {"scratch": True})
+        create(run, recipe, loaded)
     folder.open_ledger().append("preflight", receipt(checks))
     print("PRE-FLIGHT OK", file=sys.stderr)
     command = ["assay", *sys.argv[1:]]

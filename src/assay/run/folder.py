@@ -124,11 +124,10 @@ def require_run(run: RunFolder) -> None:
             raise InputError(f"{run.path} is not a run folder: {path.name} is missing")
 
 
-def create(path: Path, recipe_path: Path, recipe: Recipe, start: dict[str, Any]) -> RunFolder:
+def create(path: Path, recipe_path: Path, recipe: Recipe) -> RunFolder:
     """A new run folder whose ledger begins with `run.created`.
 
-    `start` is the start mode with its evidence (parent, digests). Raises Refused (exit 3) when a
-    history stands at `path`: a run is never started over silently.
+    Raises Refused (exit 3) when a history stands at `path`: a run is never started over silently.
     """
     run = RunFolder(path)
     if run.exists():
@@ -158,7 +157,7 @@ def create(path: Path, recipe_path: Path, recipe: Recipe, start: dict[str, Any])
                     "recipe.yaml": digest_file(draft.recipe_yaml),
                     "recipe.json": digest_file(draft.recipe_json),
                 },
-                "start": start,
+                "start": recipes.learning(recipe)["start"],
                 "scheduled": recipe.schedule.updates,
             },
         )

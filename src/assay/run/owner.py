@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,18 @@ def own(run: RunFolder) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(f"{run.path} is being trained by another process; stop that one first") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode("ascii"))
+        file.flush()
         yield
+
+
+def owner_process(run: RunFolder) -> int | None:
+    """The process id that the owner of the run wrote down, or None when nobody owns it."""
+    if not is_owned(run):
+        return None
+    words = (run.path / LOCK_FILE).read_text(encoding="ascii").split()
+    return int(words[0]) if words else None
 
 
 def is_owned(run: RunFolder) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from types import FrameType
 
 from assay.run.folder import RunFolder
@@ -28,8 +29,9 @@ class Watch:
         self._parent = os.getppid()
         signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
-        # Children die with their parent: Linux sends this signal when it is gone.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if sys.platform == "linux":
+            # Children die with their parent: the kernel sends this signal when it is gone.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getppid() != self._parent:
