@@ -12,6 +12,7 @@ import typer
 
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
+from assay.cli.demo import demo_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
 from assay.cli.plan import plan_command
 from assay.cli.train import (
@@ -22,6 +23,7 @@ from assay.cli.train import (
     stop_command,
     train,
 )
+from assay.cli.verify import bundle_command, verify_command
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -32,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("demo")(demo_command)
 app.command("plan")(plan_command)
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(data_app, name="data")
@@ -41,6 +44,8 @@ app.command("status")(status_command)
 app.command("stop")(stop_command)
 app.command("release")(release_command)
 app.command("abandon")(abandon_command)
+app.command("verify")(verify_command)
+app.command("bundle")(bundle_command)
 app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
 app.add_typer(import_app, name="import")

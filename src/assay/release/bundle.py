@@ -1,0 +1,243 @@
+"""The release bundle: a closed list of files with which an outside reader checks a run.
+
+Made whole or not at all; nothing private enters (salt, origin, logs, inbox, rejected documents). This
+first form is unsigned. Only what verifies against its receipt is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.checkpoint import manifest as manifests
+from assay.checkpoint.manifest import problems, read_manifest
+from assay.data import queue as queues
+from assay.errors import DataError, InputError, VerificationError
+from assay.files.digest import PREFIX, digest_file, is_digest
+from assay.files.publish import publish_file, publish_folder
+from assay.ledger.ledger import FILE as LEDGER_FILE
+from assay.ledger.ledger import read
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder, require_run
+from assay.run.history import History, Saved, gather
+
+FORMAT = "assay-bundle/1"
+INDEX_FORMAT = "assay-checkpoint-index/1"
+CODE_FORMAT = "assay-code/1"
+BUNDLE, INDEX, CODE, SUMS = "bundle.json", "checkpoints.json", "code.json", "SHA256SUMS"
+METRICS, QUEUE, TOKENIZER = "metrics.jsonl", "queue.jsonl", "tokenizer.json"
+REQUIRED = (
+    manifests.MODEL,
+    manifests.CONFIG,
+    manifests.MANIFEST,
+    "recipe.yaml",
+    "recipe.json",
+    QUEUE,
+    LEDGER_FILE,
+    METRICS,
+    INDEX,
+    CODE,
+    BUNDLE,
+    SUMS,
+)
+OPTIONAL = (TOKENIZER,)
+_TOKENIZER_DEPTH = 3  # folders below a data root in which tokenizer.json is looked for
+_PIECE = 8 << 20
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What was bundled: the names of the files, the ledger's head, what this form leaves out."""
+
+    path: Path
+    step: int
+    files: list[str]
+    head: dict[str, Any]
+    unsupported: list[str]
+
+
+def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[str], None] = lambda _: None) -> Bundle:
+    """Make the bundle of one checkpoint (default: the newest that stands) at `out`, which must not exist.
+
+    Raises VerificationError when ledger, recipe or metrics do not hold, DataError when the checkpoint is
+    damaged or the queue is not at hand, InputError for a step without a checkpoint.
+    """
+    require_run(run)
+    receipts = list(read(run.ledger))
+    told = gather(receipts)
+    recipe = run.recipe()
+    saved = _chosen(told, step)
+    _refuse_damage(run, told, saved)
+    head = {"seq": receipts[-1].seq, "digest": receipts[-1].digest}
+    sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
+    queue = _queue(run, recipe, told)
+    tokenizer, why = _tokenizer(run, recipe, queues.load(queue).tokenizer)
+    unsupported = _unsupported(saved, why)
+    with publish_folder(out) as folder:
+        tell(f"copying {saved.folder}")
+        source = run.path / saved.folder
+        for name in (manifests.MODEL, manifests.CONFIG, manifests.MANIFEST):
+            shutil.copyfile(source / name, folder / name)
+        for path in (run.recipe_yaml, run.recipe_json):
+            shutil.copyfile(path, folder / path.name)
+        _copy_beginning(run.ledger, folder / LEDGER_FILE, _lines_end(run.ledger, len(receipts)))
+        _copy_beginning(run.metrics, folder / METRICS, sealed)
+        _copy_beginning(queue, folder / QUEUE, _lines_end(queue, None))
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, folder / TOKENIZER)
+        _json(folder / INDEX, checkpoint_index(told))
+        _json(folder / CODE, code_index(told))
+        names = sorted({path.name for path in folder.iterdir()} | {BUNDLE})
+        about = {
+            "format": FORMAT,
+            "run_id": told.run_id,
+            "name": recipe.name,
+            "step": saved.step,
+            "checkpoint": {
+                "kind": saved.kind,
+                "segment": saved.segment,
+                "receipt": saved.seq,
+                "manifest_sha256": saved.manifest_sha256,
+                "weights_sha256": saved.weights_sha256,
+            },
+            "head": head,
+            "metrics": {"sealed_bytes": sealed, "left_out_bytes": run.metrics.stat().st_size - sealed},
+            "signed": False,
+            "files": names,
+            "unsupported": unsupported,
+        }
+        _json(folder / BUNDLE, about)
+        tell("hashing")
+        publish_file(folder / SUMS, sums(folder, names))
+    return Bundle(out, saved.step, [*names, SUMS], head, unsupported)
+
+
+def sums(folder: Path, names: list[str]) -> bytes:
+    """The lines that `sha256sum -c` reads, one for each name."""
+    lines = (f"{digest_file(folder / name).removeprefix(PREFIX)}  {name}\n" for name in sorted(names))
+    return "".join(lines).encode()
+
+
+def checkpoint_index(told: History) -> dict[str, Any]:
+    """Every checkpoint that was ever saved, with its digests, as the ledger states it."""
+    keys = ("step", "kind", "segment", "manifest_sha256", "weights_sha256", "state_sha256", "order_digest")
+    return {
+        "format": INDEX_FORMAT,
+        "run_id": told.run_id,
+        "checkpoints": [
+            {key: getattr(item, key) for key in keys}
+            | {"receipt": item.seq, "removed": item.manifest_sha256 in told.removed}
+            for item in told.saved
+        ],
+    }
+
+
+def code_index(told: History) -> dict[str, Any]:
+    """Three things: the training source of every segment, the modelling file and the converter (null: not exported)."""
+    keys = ("sha256", "files", "commit", "dirty")
+    return {
+        "format": CODE_FORMAT,
+        "training_source": [
+            {"segment": segment.number} | {key: segment.body["code"].get(key) for key in keys}
+            for segment in told.segments
+        ],
+        "modelling_file": {"sha256": None, "reason": "not exported"},
+        "converter": {"sha256": None, "reason": "not exported"},
+    }
+
+
+def _chosen(told: History, step: int | None) -> Saved:
+    """The newest checkpoint that stands, or that of a step; a weights checkpoint before a full one of the same step."""
+    found = [item for item in told.standing if step in (None, item.step)]
+    if not found:
+        steps = ", ".join(str(one) for one in sorted({item.step for item in told.standing})) or "none"
+        wanted = "no checkpoint stands" if step is None else f"no checkpoint of step {step} stands"
+        raise InputError(f"{wanted}; steps that can be bundled: {steps}")
+    return max(found, key=lambda item: (item.step, item.segment, item.kind == "weights"))
+
+
+def _refuse_damage(run: RunFolder, told: History, saved: Saved) -> None:
+    stated = told.created.body["files"]
+    for path in (run.recipe_yaml, run.recipe_json):
+        if not path.is_file() or digest_file(path) != stated.get(path.name):
+            raise VerificationError(f"{path} has not the bytes that receipt 0 states; see assay verify {run.path}")
+    sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
+    if sealed and (not run.metrics.is_file() or run.metrics.stat().st_size < sealed):
+        raise VerificationError(f"{run.metrics} is shorter than the {sealed:,} bytes that receipts seal")
+    folder = run.path / saved.folder
+    manifest = read_manifest(folder)
+    if digest_file(folder / manifests.MANIFEST) != saved.manifest_sha256:
+        raise DataError(f"{folder / manifests.MANIFEST} is not the one that receipt {saved.seq} names")
+    faults = problems(manifest)
+    if faults:
+        raise DataError(f"{faults[0]}; bundle another step, or fetch a copy")
+
+
+def _queue(run: RunFolder, recipe: Recipe, told: History) -> Path:
+    """The recipe's queue when it is here and begins with what was consumed, else the longest copy in a checkpoint."""
+    copies = [run.path / item.folder / manifests.QUEUE for item in told.standing if item.kind == "full"]
+    copies = sorted((path for path in copies if path.is_file()), key=lambda path: path.stat().st_size)
+    path = run.recipe_folder() / recipe.data.queue
+    if path.is_file():
+        queues.load(path)
+        if copies and not path.read_bytes().startswith(copies[-1].read_bytes()):
+            raise DataError(f"{path} does not begin with the queue that {copies[-1].parent.name} was trained on")
+        return path
+    if not copies:
+        raise DataError(f"{path} is not here and no checkpoint holds a copy of the queue; bring the queue back")
+    queues.load(copies[-1])
+    return copies[-1]
+
+
+def _tokenizer(run: RunFolder, recipe: Recipe, name: str) -> tuple[Path | None, str]:
+    """The file that the queue's header names by digest, or why there is none."""
+    if not is_digest(name):
+        return None, f"the queue names it {name!r}, not by a digest"
+    folder = run.recipe_folder()
+    roots = [folder / root for root in recipe.data.roots] or [(folder / recipe.data.queue).parent]
+    for root in roots:
+        for depth in range(_TOKENIZER_DEPTH + 1):
+            for path in sorted(root.glob("*/" * depth + TOKENIZER)):
+                if path.is_file() and digest_file(path) == name:
+                    return path, ""
+    return None, f"no {TOKENIZER} with {name} lies under the recipe's data roots"
+
+
+def _unsupported(saved: Saved, tokenizer: str) -> list[str]:
+    result = ["signature", "modelling file and converter: not exported", "cards", "aggregate scores"]
+    if tokenizer:
+        result.append(f"tokenizer: {tokenizer}")
+    if saved.kind == "full":
+        result.append("resuming: the optimizer, state and other files that manifest.json lists are not in the bundle")
+    return [*result, "replay: no windows of training data are in the bundle"]
+
+
+def _lines_end(path: Path, lines: int | None) -> int:
+    """Bytes of the first `lines` lines, or of all that are whole."""
+    end = seen = 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or seen == lines:
+                break
+            end += len(line)
+            seen += 1
+    return end
+
+
+def _copy_beginning(source: Path, target: Path, size: int) -> None:
+    """The first `size` bytes: what others append meanwhile stays out."""
+    with target.open("xb") as out:
+        if not size:
+            return
+        with source.open("rb") as file:
+            while size and (piece := file.read(min(size, _PIECE))):
+                out.write(piece)
+                size -= len(piece)
+
+
+def _json(path: Path, value: Mapping[str, Any]) -> None:
+    publish_file(path, (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())

@@ -1,0 +1,140 @@
+"""Claims about a bundle itself: its sums, its closed list, and the indexes that it computes from the ledger.
+
+What a bundle leaves out on purpose is unverifiable and named; what it holds must agree with its ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.files.digest import digest_file
+from assay.files.reading import read_object
+from assay.release import bundle as bundles
+from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
+from assay.release.claims_checkpoints import read_sums
+
+BUNDLE = "bundle"
+
+
+def sums_claim(root: Path) -> Claim:
+    """SHA256SUMS covers every file but itself, once, and every digest holds."""
+    faults = []
+    try:
+        stated = read_sums(root / bundles.SUMS)
+    except AssayError as fault:
+        return judge(BUNDLE, bundles.SUMS, [str(fault)], "")
+    here = _files(root)
+    for name in sorted(here - stated.keys() - {bundles.SUMS}):
+        faults.append(f"{name} is not covered by {bundles.SUMS}")
+    size = 0
+    for name, digests in sorted(stated.items()):
+        path = root / name
+        if len(digests) > 1:
+            faults.append(f"{bundles.SUMS} names {name} {len(digests)} times")
+        if name not in here or path.is_symlink() or not path.is_file():
+            faults.append(f"{name} is missing, or no regular file")
+        elif (found := digest_file(path)) != digests[0]:
+            faults.append(differ(name, "the digest", f"{digests[0]} by {bundles.SUMS}", found))
+        else:
+            size += path.stat().st_size
+    return judge(BUNDLE, bundles.SUMS, faults, f"{counted(len(stated), 'file')}, {size:,} bytes")
+
+
+def list_claim(root: Path) -> Claim:
+    """The files are those of the closed list, and bundle.json names them."""
+    here = _files(root)
+    faults = [f"{name} is missing" for name in bundles.REQUIRED if name not in here]
+    faults += [f"{name} does not belong to a bundle" for name in sorted(here - {*bundles.REQUIRED, *bundles.OPTIONAL})]
+    path = root / bundles.BUNDLE
+    try:
+        about = read_object(path, "the description of a bundle")
+    except AssayError as fault:
+        return judge(BUNDLE, "closed list", [*faults, str(fault)], "")
+    if about.get("format") != bundles.FORMAT:
+        faults.append(differ(str(path), "format", bundles.FORMAT, about.get("format")))
+    named = about.get("files")
+    if not isinstance(named, list) or set(map(str, named)) != here - {bundles.SUMS}:
+        faults.append(f"{path}: files are not those of the folder")
+    if about.get("signed") is not False:
+        faults.append(f"{path}: signed is {about.get('signed')!r}, but this form of a bundle has no signature")
+    return judge(BUNDLE, "closed list", faults, f"{counted(len(here), 'file')}, nothing else")
+
+
+def _files(root: Path) -> set[str]:
+    found = set()
+    for folder, folders, names in os.walk(root):
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        found |= {(Path(folder) / name).relative_to(root).as_posix() for name in [*names, *links]}
+    return found
+
+
+def description_claim(case: Case) -> Claim:
+    """bundle.json names this run and a checkpoint that its ledger saved; sets `case.bundled`."""
+    told = case.history
+    path = case.root / bundles.BUNDLE
+    try:
+        about = read_object(path, "the description of a bundle")
+    except AssayError as fault:
+        return judge(BUNDLE, "description", [str(fault)], "")
+    faults = []
+    if about.get("run_id") != told.run_id:
+        faults.append(differ(str(path), "run_id", told.run_id, about.get("run_id")))
+    head = {"seq": case.receipts[-1].seq, "digest": case.receipts[-1].digest}
+    if about.get("head") != head:
+        faults.append(differ(str(path), "head", head, about.get("head")))
+    chosen = about.get("checkpoint")
+    chosen = chosen if isinstance(chosen, dict) else {}
+    found = [item for item in told.saved if item.seq == chosen.get("receipt")]
+    if not found:
+        faults.append(f"{path}: checkpoint.receipt {chosen.get('receipt')!r} is no receipt of a saved checkpoint")
+    else:
+        item = case.bundled = found[0]
+        pairs = [("step", about.get("step"), item.step)]
+        pairs += [
+            (key, chosen.get(key), getattr(item, key))
+            for key in ("kind", "segment", "manifest_sha256", "weights_sha256")
+        ]
+        faults += [differ(str(path), key, expected, stated) for key, stated, expected in pairs if stated != expected]
+    step = case.bundled.step if case.bundled else None
+    return judge(BUNDLE, "description", faults, f"step {step} of run {told.run_id}, ledger head {head['seq']}")
+
+
+def indexes_claim(case: Case) -> Claim:
+    """checkpoints.json and code.json are what the ledger gives."""
+    faults = []
+    for name, wanted in (
+        (bundles.INDEX, bundles.checkpoint_index(case.history)),
+        (bundles.CODE, bundles.code_index(case.history)),
+    ):
+        try:
+            if read_object(case.root / name, "an index of a bundle") != wanted:
+                faults.append(f"{case.root / name} is not what the ledger gives")
+        except AssayError as fault:
+            faults.append(str(fault))
+    return judge(BUNDLE, "indexes", faults, f"{bundles.INDEX} and {bundles.CODE} follow from the ledger")
+
+
+def tokenizer_claim(case: Case) -> Claim:
+    """The tokenizer's file has the digest that the queue's header names."""
+    path = case.root / bundles.TOKENIZER
+    if case.queue is None:
+        return judge(BUNDLE, "tokenizer", [], "", "the queue that names it does not hold")
+    name = case.queue.tokenizer
+    if not path.is_file():
+        return judge(BUNDLE, "tokenizer", [], "", f"not in the bundle; the queue names {name}")
+    found = digest_file(path)
+    faults = [] if found == name else [differ(str(path), "the digest", f"{name} by the queue", found)]
+    return judge(BUNDLE, "tokenizer", faults, found)
+
+
+def absent_claim(case: Case) -> Claim:
+    """Checkpoints of the run whose bytes are not in the bundle."""
+    rest = sorted({item.step for item in case.history.saved if item != case.bundled})
+    text = f"not in the bundle: checkpoints of steps {steps_text(rest)}; their digests are in {bundles.INDEX}"
+    full = case.bundled is not None and case.bundled.kind == "full"
+    more = f"; of step {case.bundled.step} the optimizer and state" if full and case.bundled else ""
+    if not rest and not full:
+        return judge("checkpoints", "other checkpoints", [], "the run has no other")
+    return judge("checkpoints", "other checkpoints", [], "", text + more)
