@@ -124,7 +124,10 @@ def expect_equal(difference: float, dtype: torch.dtype, what: str) -> None:
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in `folder` as transformers reads it; VerificationError when it cannot."""
     try:
-        return _transformers().AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        # False, not left open: our own config would otherwise make it ask on the terminal whether code may be run.
+        return _transformers().AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
         raise VerificationError(f"{folder}: transformers cannot read the tokenizer: {fault}") from None
 

@@ -56,13 +56,13 @@ def open_subject(path: Path, step: int | None = None) -> Subject:
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; a run, a checkpoint folder or a Hugging Face folder is expected")
     run = RunFolder(path)
-    if run.exists():
-        return _of_run(run, step)
-    if (path / manifests.MANIFEST).is_file():
+    if (path / manifests.MANIFEST).is_file():  # before the run: a full checkpoint holds a recipe.json too
         subject = _of_checkpoint(path)
         if step not in (None, subject.step):
             raise InputError(f"--step is {step}, but {path} holds step {subject.step}; leave --step away")
         return replace(subject, run=_run_of(path))
+    if run.exists():
+        return _of_run(run, step)
     if (path / manifests.CONFIG).is_file():
         if step is not None:
             raise InputError(

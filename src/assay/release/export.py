@@ -152,6 +152,7 @@ def _write(folder: Path, shape: Model, tensors: dict[str, Tensor], tokenizer: To
     _json(folder / CONFIG, config | special)
     _json(folder / GENERATION, special | {"use_cache": config["use_cache"]})
     save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / WEIGHTS).chmod(0o644)  # the library makes it the owner's alone
     if "auto_map" in config:
         shutil.copyfile(interchange.MODELLING_FILE, folder / interchange.MODELLING_FILE.name)
     if tokenizer is None:
