@@ -50,7 +50,7 @@ def started(project: Path, name: str, start: str, segments: list[tuple[int, int 
     """A run folder as trainers leave it: (first step, step at the end or None after a kill, updates in the metrics)."""
     recipe = project / f"{name}.yaml"
     recipe.write_text(RECIPE.replace("NAME", name).replace("START", start))
-    run = create(project / name, recipe, recipes.load(recipe), {"mode": "test"})
+    run = create(project / name, recipe, recipes.load(recipe))
     ledger = run.open_ledger()
     lines = []
     for number, (first, last, updates) in enumerate(segments, 1):

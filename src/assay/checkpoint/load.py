@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import Manifest, problems, read_manifest
-from assay.errors import DataError
-from assay.files.digest import digest_file
+from assay.errors import DataError, InputError
+from assay.files.digest import digest_file, is_digest
 from assay.files.reading import read_object
 from assay.run.history import Saved
 
@@ -38,12 +39,50 @@ def load(folder: Path) -> Loaded:
     if faults:
         raise DataError("; ".join(faults))
     full = manifest.kind == "full"
-    return Loaded(
-        manifest,
-        load_file(folder / manifests.MODEL),
-        load_file(folder / manifests.OPTIMIZER) if full else {},
-        read_object(folder / manifests.STATE, "the state of a checkpoint") if full else {},
+    for name in (manifests.MODEL, *((manifests.OPTIMIZER, manifests.STATE, manifests.RECIPE) if full else ())):
+        if name not in manifest.files:
+            raise DataError(f"{folder / manifests.MANIFEST} lists no {name}, which a {manifest.kind} checkpoint has")
+    try:
+        return Loaded(
+            manifest,
+            load_file(folder / manifests.MODEL),
+            load_file(folder / manifests.OPTIMIZER) if full else {},
+            _state(manifest) if full else {},
+        )
+    except SafetensorError as fault:
+        raise DataError(
+            f"{folder} holds a file that is not safetensors ({fault}), though its digest is right"
+        ) from None
+
+
+def _state(manifest: Manifest) -> dict[str, Any]:
+    """The state of a full checkpoint, checked: whoever wrote manifest and file together may have been anybody."""
+    path = manifest.folder / manifests.STATE
+    try:
+        state = read_object(path, "the state of a checkpoint")
+    except InputError as fault:
+        raise DataError(str(fault)) from None
+    rng, recent = state.get("rng"), state.get("recent")
+    good = (
+        state.get("step") == manifest.step
+        and state.get("order_digest") == manifest.order_digest
+        and is_digest(manifest.order_digest)
+        and isinstance(rng, dict)
+        and isinstance(rng.get("cpu"), str)
+        and set(rng["cpu"]) <= set("0123456789abcdef")
+        and isinstance(recent, list)
+        and all(
+            isinstance(item, dict)
+            and type(item.get("update")) is int
+            and 0 <= item["update"] < manifest.step
+            and is_digest(item.get("before"))
+            and is_digest(item.get("batch"))
+            for item in recent
+        )
     )
+    if not good:
+        raise DataError(f"{path} is damaged: a key is missing, of the wrong type, or not what the manifest states")
+    return state
 
 
 def newest(run_path: Path, saved: list[Saved], step: int | None) -> tuple[Loaded, list[str]]:
@@ -63,6 +102,7 @@ def newest(run_path: Path, saved: list[Saved], step: int | None) -> tuple[Loaded
         try:
             if not (folder / manifests.MANIFEST).is_file():
                 raise DataError(f"{folder / manifests.MANIFEST} is missing")
+            read_manifest(folder)  # its size is bounded before it is hashed
             if digest_file(folder / manifests.MANIFEST) != item.manifest_sha256:
                 raise DataError(f"{folder / manifests.MANIFEST} is not the one that receipt {item.seq} names")
             return load(folder), faults

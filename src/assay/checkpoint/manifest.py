@@ -26,6 +26,7 @@ STATE = "state.json"
 CONFIG = "config.json"
 RECIPE = "recipe.json"
 QUEUE = "queue.jsonl"
+OUTCOME = "outcome.json"  # of the run, not of a checkpoint
 
 _TEXT_KEYS = ("run_id", "kind", "phase", "recipe", "order_digest", "weights_sha256", "time")
 
@@ -115,10 +116,10 @@ def problems(manifest: Manifest, *, tensors: bool = True) -> list[str]:
 
 
 def lost_lines(run_path: Path, run_id: str) -> str | None:
-    """Whether a checkpoint of this run names a ledger head that the ledger does not have; None when all agree.
+    """Whether something of this run names a ledger head that the ledger does not have; None when all agree.
 
-    Every manifest carries the head of the ledger at its time, so whole lines that are missing at the
-    ledger's end are found although what is left still chains.
+    Every manifest carries the head of the ledger at its time, and `outcome.json` the head at the end of the
+    last process, so whole lines that are missing at the ledger's end are found although what is left still chains.
     """
     heads: dict[int, tuple[str, str]] = {}
     for path in sorted(run_path.glob(f"*/step-*/{MANIFEST}")):
@@ -128,6 +129,11 @@ def lost_lines(run_path: Path, run_id: str) -> str | None:
             continue  # damage is reported by whoever loads or verifies this folder
         if manifest.run_id == run_id and type(manifest.ledger.get("seq")) is int:
             heads[manifest.ledger["seq"]] = (str(manifest.ledger.get("digest")), path.parent.name)
+    outcome = run_path / OUTCOME
+    if outcome.is_file():
+        head = read_object(outcome, "the outcome of the last process").get("ledger")
+        if isinstance(head, dict) and type(head.get("seq")) is int:
+            heads[head["seq"]] = (str(head.get("digest")), OUTCOME)
     last = -1
     for receipt in read(run_path / LEDGER_FILE):
         last = receipt.seq
@@ -136,5 +142,5 @@ def lost_lines(run_path: Path, run_id: str) -> str | None:
             return f"{folder} names another receipt {last} than {run_path / LEDGER_FILE} holds"
     if heads:
         seq = max(heads)
-        return f"{run_path / LEDGER_FILE} ends at receipt {last}, but {heads[seq][1]} was saved after receipt {seq}"
+        return f"{run_path / LEDGER_FILE} ends at receipt {last}, but {heads[seq][1]} was written after receipt {seq}"
     return None

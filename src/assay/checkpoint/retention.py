@@ -15,11 +15,11 @@ from assay.ledger.ledger import Ledger
 from assay.run.history import Saved
 
 
-def surplus(standing: list[Saved], keep: int | str, permanent: Collection[int]) -> list[Saved]:
-    """Full checkpoints that may go, oldest first; `permanent` are steps that always stay."""
+def surplus(line: list[Saved], keep: int | str, permanent: Collection[int]) -> list[Saved]:
+    """Full checkpoints of the line that may go, oldest first; `permanent` are steps that always stay."""
     if keep == "all":
         return []
-    full = sorted((item for item in standing if item.kind == "full"), key=lambda one: (one.step, one.segment))
+    full = sorted((item for item in line if item.kind == "full"), key=lambda one: (one.step, one.segment))
     newest_steps = sorted({item.step for item in full})[-int(keep) :]
     return [item for item in full if item.step not in newest_steps and item.step not in permanent]
 

@@ -7,9 +7,8 @@ caller writes the receipt. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +116,11 @@ def save(
                 **vars(facts),
             )
             publish_file(temporary / manifests.MANIFEST, manifests.encode(manifest))
+        _append_sums(parent, manifest)
     except OSError as fault:
         raise MachineError(
             f"{folder} could not be written: {fault.strerror or fault}; the last checkpoint stands"
         ) from None
-    _append_sums(parent, replace(manifest, folder=folder))
     return manifest
 
 
@@ -132,10 +131,8 @@ def _append_sums(parent: Path, manifest: Manifest) -> None:
     lines = "".join(
         f"{value.removeprefix('sha256:')}  {manifest.folder.name}/{name}\n" for name, value in sorted(sums.items())
     )
-    with (parent / "SHA256SUMS").open("a", encoding="ascii") as file:
-        file.write(lines)
-        file.flush()
-        os.fsync(file.fileno())
+    path = parent / "SHA256SUMS"
+    publish_file(path, (path.read_bytes() if path.exists() else b"") + lines.encode("ascii"))
 
 
 def document(value: Mapping[str, Any]) -> bytes:

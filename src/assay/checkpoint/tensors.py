@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.errors import DataError
+from assay.errors import DataError, InputError
 from assay.files.digest import PREFIX, canonical, digest
 from assay.files.reading import parse_json
 
@@ -96,7 +96,10 @@ def read(path: Path) -> Iterator[tuple[str, Raw]]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _HEADER_LIMIT):
             raise DataError(f"{path} is not a safetensors file: its header does not fit its {size:,} bytes")
-        header = parse_json(file.read(length), f"{path}, header")
+        try:
+            header = parse_json(file.read(length), f"{path}, header")
+        except InputError as fault:
+            raise DataError(str(fault)) from None
         entries = _entries(header, path, size - 8 - length)
         for name, dtype, shape, start, stop in entries:
             file.seek(8 + length + start)

@@ -36,7 +36,7 @@ def train(
 
     if start not in ("new", "resume", "auto"):
         raise InputError(f"--start is {start!r}; new, resume or auto is expected")
-    if until is not None and until != "slot-end" and not until.isdigit():
+    if until is not None and until != "slot-end" and not (until.isascii() and until.isdigit()):
         raise InputError(f"--until is {until!r}; a step or slot-end is expected")
     if from_step is not None and start == "new":
         raise InputError("--from-step goes with --start resume: it names the checkpoint to go on from")

@@ -7,6 +7,7 @@ way out (exit 2). Paths inside files are relative to that file and never leave i
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
@@ -48,12 +49,19 @@ def read_text(path: Path, what: str, limit: int = LIMIT) -> str:
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """A JSON value without duplicate keys and without NaN; InputError names `where`."""
+    """A JSON value without duplicate keys, NaN and numbers beyond float64; InputError names `where`."""
     try:
-        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+        text = text if isinstance(text, str) else text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8 text (byte {error.start})") from None
-    except (json.JSONDecodeError, ValueError) as error:
+    try:
+        value = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:  # an escape may name half a character, which no UTF-8 output can hold
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except UnicodeEncodeError:
+        raise InputError(f"{where} is not valid JSON: it holds an unpaired surrogate") from None
+    except ValueError as error:
         raise InputError(f"{where} is not valid JSON: {error}") from None
     except RecursionError:
         raise InputError(f"{where} is not valid JSON here: it is nested too deeply") from None
@@ -83,7 +91,11 @@ def inside(folder: Path, relative: object, where: str) -> Path:
     if pure.is_absolute() or ".." in pure.parts or "\\" in relative:
         raise InputError(f"{where}: the path {relative!r} leaves its folder; use a path inside it")
     path = folder / pure
-    if not path.resolve().is_relative_to(folder.resolve()):
+    try:
+        stays = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:  # RuntimeError: how Python before 3.13 reports a loop of links
+        raise InputError(f"{where}: the path {relative!r} cannot be followed: {error}") from None
+    if not stays:
         raise InputError(f"{where}: the path {relative!r} leaves its folder through a link; use a path inside it")
     return path
 
@@ -101,5 +113,12 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is beyond the numbers of float64")
+    return number
+
+
 # Made once: building a decoder costs more than reading a short line with it.
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)

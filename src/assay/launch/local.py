@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from assay.errors import AssayError, MachineError
+from assay.errors import AssayError, MachineError, Refused
 from assay.files.reading import read_object
 from assay.run.folder import RunFolder
 from assay.run.history import history
@@ -101,6 +101,8 @@ def _answer(run: RunFolder, segment: int, token: str, code: int) -> int:
     recorded = _recorded(run, token)
     if recorded is not None:
         return recorded
+    if code in (MachineError.code, Refused.code):
+        return code  # a full disk, or the run's owner is another process: nothing could or may be recorded
     if code < 0:
         name = signal.Signals(-code).name
         opened = len(history(run.ledger).segments) == segment
@@ -121,19 +123,23 @@ def _recorded(run: RunFolder, token: str) -> int | None:
 
 
 def _keep(source: BinaryIO, path: Path) -> None:
-    """Copy the rank's output to standard error and into the log, as it is; a full log begins the next file."""
-    file = path.open("ab")
+    """Copy the rank's output to standard error and into the log, as it is; a full log begins the next file.
+
+    Whatever cannot be written (a closed terminal, a full disk) is dropped and the pipe is read on: a rank
+    whose output nobody takes would stand still.
+    """
+    written = 0
     while data := os.read(source.fileno(), 1 << 16):
-        with contextlib.suppress(OSError):  # a closed terminal must not stop the run; the log has it all
+        with contextlib.suppress(OSError, ValueError):  # ValueError: standard error was closed
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
-        file.write(data)
-        file.flush()
-        if file.tell() > LOG_LIMIT:
-            file.close()
+        with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+            file.write(data)
+            written = file.tell()
+        if written > LOG_LIMIT:
             number = 1
             while (older := path.with_name(f"{path.name}.{number}")).exists():
                 number += 1
-            path.rename(older)
-            file = path.open("ab")
-    file.close()
+            with contextlib.suppress(OSError):
+                path.rename(older)
+            written = 0

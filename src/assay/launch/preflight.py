@@ -23,9 +23,11 @@ from assay.data.shard import Shard, open_shard, verify_shard
 from assay.errors import AssayError, DataError, Refused
 from assay.files.digest import digest_file
 from assay.plan.cadence import checkpoint_steps, disk
+from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import history
+from assay.run.owner import is_owned
 from assay.run.provenance import code_identity
 
 PASSED, REFUSED, NOT_PINNED, NOT_APPLICABLE = "passed", "refused", "not pinned", "not applicable"
@@ -57,7 +59,7 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder) -> list[Check]:
     queue: list[Queue] = []
     batches: list[Batches] = []
     validation: list[Shard] = []
-    check("run folder", lambda: _run_folder(run))
+    check("run folder", lambda: _run_folder(recipe, run))
     if check("queue", lambda: _queue(recipe, folder, queue)):
         check("data", lambda: _data(recipe, folder, queue[0], batches))
     if check("validation", lambda: _validation(recipe, folder, validation)):
@@ -84,10 +86,21 @@ def receipt(checks: list[Check]) -> dict[str, Any]:
     return {"checks": [{"name": one.name, "result": one.result} for one in checks]}
 
 
-def _run_folder(run: RunFolder) -> str:
+def _run_folder(recipe: Recipe, run: RunFolder) -> str:
     if not run.exists():
         return "a new run"
     told = history(run.ledger)
+    if is_owned(run):
+        raise Refused(f"{run.path} is being trained by another process; stop that one first")
+    stated, given = told.created.body["recipe"], recipes.digest(recipe)
+    if stated != given:
+        raise Refused(
+            f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
+            "use the run's own recipe, or a new run folder"
+        )
+    lost = manifests.lost_lines(run.path, told.run_id)
+    if lost is not None:
+        raise Refused(f"{lost}; restore the ledger from a copy before going on")
     if told.abandoned is not None:
         raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
     if told.hold is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from assay.errors import InputError, VerificationError
 from assay.files.digest import digest
@@ -112,12 +112,24 @@ def _record(head: chain.Head, kind: str, body: dict[str, Any]) -> dict[str, Any]
 def _receipt(link: chain.Link, path: Path) -> Receipt:
     record = link.record
     seq, time, kind, body = (record.get(key) for key in ("seq", "time", "kind", "body"))
-    if seq != link.number or not isinstance(time, str) or not isinstance(kind, str) or not isinstance(body, dict):
+    if type(seq) is not int or seq != link.number or not isinstance(kind, str) or not isinstance(body, dict):
         raise VerificationError(
             f"{path}, line {link.number + 1} is not receipt {link.number}: "
             "seq, time, kind, body and previous are expected, in order"
         )
+    if not _is_time(time):
+        raise VerificationError(f"{path}, line {link.number + 1}: time is {time!r}; UTC as in RFC 3339 is expected")
     return Receipt(link.number, time, kind, body, link.digest)
+
+
+def _is_time(value: object) -> TypeGuard[str]:
+    if not isinstance(value, str) or not value.endswith("Z"):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _stated_run_id(path: Path) -> str:

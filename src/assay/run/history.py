@@ -11,10 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay.errors import VerificationError
 from assay.ledger.ledger import Receipt, read
 
 OPENING = ("start", "recovery")
 CLOSING = ("interrupted", "end", "failed")
+
+# What the receipts must say for a history to be told from them.
+_NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "run.created": {"run_id": str, "recipe": str},
+    "start": {"segment": int, "mode": str, "step": int},
+    "recovery": {"segment": int, "mode": str, "step": int, "evidence": dict},
+    "checkpoint.saved": {
+        "segment": int, "step": int, "checkpoint": str, "folder": str, "manifest_sha256": str,
+        "state_sha256": (str, type(None)), "weights_sha256": str, "order_digest": str,
+    },
+    "checkpoint.removed": {"manifest_sha256": str},
+    "metrics.sealed": {"start": int, "stop": int, "sha256": str},
+    "hold": {"cause": str},
+}  # fmt: skip
 
 
 @dataclass
@@ -59,6 +74,8 @@ class History:
     evaluations: list[Receipt] = field(default_factory=list)
     alarms: list[Receipt] = field(default_factory=list)
     slots: list[Receipt] = field(default_factory=list)
+    tip: str | None = None  # manifest digest of the checkpoint that training last saved or came back from
+    before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
     hold: Receipt | None = None
     abandoned: Receipt | None = None
     last: Receipt | None = None
@@ -75,6 +92,20 @@ class History:
         return [item for item in self.saved if item.manifest_sha256 not in self.removed]
 
     @property
+    def line(self) -> list[Saved]:
+        """Standing checkpoints of the line of training that goes on, oldest first.
+
+        A recovery leaves behind what was saved after the checkpoint that it took: damaged, or given up with
+        `--from-step`. Those folders stay, but nothing resumes from them unasked and retention does not count them.
+        """
+        line: set[str] = set()
+        at = self.tip
+        while at is not None and at not in line:
+            line.add(at)
+            at = self.before.get(at)
+        return [item for item in self.standing if item.manifest_sha256 in line]
+
+    @property
     def ended(self) -> bool:
         """True when the newest segment ended with the schedule done."""
         return bool(self.segments) and self.segments[-1].outcome == "end" and self.segments[-1].cause == "done"
@@ -86,13 +117,22 @@ def history(ledger: Path) -> History:
 
 
 def gather(receipts: Iterable[Receipt]) -> History:
-    """The same from receipts that were read already; there is at least one."""
+    """The same from receipts that were read already; VerificationError when one lacks what its kind must say."""
     result: History | None = None
     for receipt in receipts:
+        for key, kinds in _NEEDED.get(receipt.kind, {}).items():
+            if key not in receipt.body or not isinstance(receipt.body[key], kinds):
+                raise VerificationError(
+                    f"receipt {receipt.seq} ({receipt.kind}) says {receipt.body.get(key)!r} as its {key}; "
+                    "it was not written by Assay"
+                )
         if result is None:
+            if receipt.kind != "run.created":
+                raise VerificationError(f"the first receipt is {receipt.kind}; a run's ledger begins with run.created")
             result = History(receipt)
         _take(result, receipt)
-    assert result is not None, "a ledger that was read has a first receipt"
+    if result is None:
+        raise VerificationError("there is no receipt; a run's ledger begins with run.created")
     return result
 
 
@@ -102,7 +142,8 @@ def _take(result: History, receipt: Receipt) -> None:
     result.kinds[receipt.kind] = result.kinds.get(receipt.kind, 0) + 1
     current = result.segments[-1] if result.segments else None
     if receipt.kind in OPENING:
-        result.segments.append(Segment(int(body["segment"]), str(body["mode"]), int(body["step"]), receipt.time, body))
+        result.segments.append(Segment(body["segment"], body["mode"], body["step"], receipt.time, body))
+        result.tip = body["evidence"].get("manifest_sha256") if receipt.kind == "recovery" else None
     elif receipt.kind in CLOSING and current is not None and not body.get("before_start"):
         current.last, current.closed, current.outcome = body.get("step"), receipt.time, receipt.kind
         current.cause = body.get("cause")
@@ -120,6 +161,7 @@ def _take(result: History, receipt: Receipt) -> None:
                 str(body["order_digest"]),
             )
         )
+        result.before[body["manifest_sha256"]], result.tip = result.tip, body["manifest_sha256"]
     elif receipt.kind == "checkpoint.removed":
         result.removed.add(str(body["manifest_sha256"]))
     elif receipt.kind == "metrics.sealed":

@@ -13,11 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.errors import VerificationError
+from assay.errors import InputError, VerificationError
 from assay.files.digest import digest
 from assay.files.reading import parse_json
 from assay.ledger.chain import move_torn_tail
 from assay.ledger.ledger import Ledger
+
+LINE_LIMIT = 1 << 20
+_COMPLETED: dict[str, type | tuple[type, ...]] = {
+    "update": int, "segment": int, "time": str, "loss": (float, int), "order_digest": str,
+}  # fmt: skip
 
 # What differs between two honest runs of the same updates.
 VOLATILE = ("seconds", "time", "segment", "tokens_per_second", "memory_peak", "memory_used")
@@ -32,23 +37,40 @@ def encode(line: dict[str, Any]) -> bytes:
 
 
 def read(path: Path, first_byte: int = 0) -> Iterator[dict[str, Any]]:
-    """Lines in file order, from a byte offset; bytes behind the last newline are ignored."""
+    """Lines in file order, from a byte offset; bytes behind the last newline are ignored.
+
+    A file that is not there yet has no lines. VerificationError names the line that is none of ours.
+    """
     if not path.is_file():
+        if path.exists() or path.is_symlink():
+            raise VerificationError(f"{path} is not a regular file; the metrics of a run are expected there")
         return
     with path.open("rb") as file:
         file.seek(first_byte)
-        for number, raw in enumerate(file, 1):
+        number = 0
+        while raw := file.readline(LINE_LIMIT + 1):
+            number += 1
+            where = f"{path}, line {number}" + (f" behind byte {first_byte}" if first_byte else "")
+            if len(raw) > LINE_LIMIT:
+                raise VerificationError(f"{where} has more than {LINE_LIMIT:,} bytes; no line of metrics has")
             if not raw.endswith(b"\n"):
                 return
-            line = parse_json(raw, f"{path}, line {number}")
+            try:
+                line = parse_json(raw, where)
+            except InputError as fault:
+                raise VerificationError(str(fault)) from None
             if not isinstance(line, dict):
-                raise VerificationError(f"{path}, line {number} is not a JSON object")
+                raise VerificationError(f"{where} is not a JSON object")
+            if not isinstance(line.get("nonfinite", []), list):
+                raise VerificationError(f"{where}: nonfinite is {line['nonfinite']!r}; a list of names is expected")
+            if completed(line):
+                _check(line, where)
             yield line
 
 
 def completed(line: Mapping[str, Any]) -> bool:
     """True for a completed update; a loss or gradient that is not finite stops one before the optimizer."""
-    return isinstance(line.get("update"), int) and not {"loss", "grad_norm"} & set(line.get("nonfinite", ()))
+    return type(line.get("update")) is int and not {"loss", "grad_norm"} & set(line.get("nonfinite", ()))
 
 
 def updates(path: Path) -> Iterator[dict[str, Any]]:
@@ -66,6 +88,15 @@ def comparable(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key not in VOLATILE}
 
 
+def _check(line: Mapping[str, Any], where: str) -> None:
+    """VerificationError when a completed update lacks what readers of it rely on."""
+    for key, kinds in _COMPLETED.items():
+        if not isinstance(line.get(key), kinds):
+            raise VerificationError(f"{where}: {key} is {line.get(key)!r}; this line was not written by Assay")
+    if line["update"] < 0:
+        raise VerificationError(f"{where}: update is {line['update']}; updates are counted from zero")
+
+
 class MetricsWriter:
     """Appends lines, written out every `every` lines, and seals stretches with receipts."""
 
@@ -74,7 +105,10 @@ class MetricsWriter:
         self.path, self.ledger, self.every = path, ledger, every
         self._pending: list[bytes] = []
         self._sealed_to = sealed_to
-        path.touch()
+        if not path.exists():
+            path.touch()
+        if not path.is_file():
+            raise VerificationError(f"{path} is not a regular file; the metrics of a run are expected there")
         if path.stat().st_size < sealed_to:
             raise VerificationError(
                 f"{path} has {path.stat().st_size:,} bytes, but receipts seal {sealed_to:,}: its end was lost"

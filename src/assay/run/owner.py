@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,16 +19,22 @@ from assay.run.folder import RunFolder, require_run
 from assay.run.history import history
 
 LOCK_FILE = "owner.lock"
+LOOK_SECONDS = 0.5  # somebody who only looks (`is_owned`) has the lock for an instant; that is no owner
 
 
 @contextlib.contextmanager
 def own(run: RunFolder) -> Iterator[None]:
     """Own the run while the block lasts; Refused (exit 3) when another process does."""
     with (run.path / LOCK_FILE).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(f"{run.path} is being trained by another process; stop that one first") from None
+        deadline = time.monotonic() + LOOK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Refused(f"{run.path} is being trained by another process; stop that one first") from None
+                time.sleep(0.01)
         file.truncate(0)
         file.write(f"{os.getpid()}\n".encode("ascii"))
         file.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -19,21 +20,24 @@ from assay.run.folder import RunFolder, salted
 # Variables that change what the device computes; nothing else of the environment is recorded.
 ALLOWED_PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUBLAS_", "OPENBLAS_")
 IMAGE_VARIABLE = "ASSAY_IMAGE"
-_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "AUTH")
+_USER_IN_ADDRESS = re.compile(r"://[^/\s]*@")
+# An absolute path anywhere in a word: a slash that continues no name, up to what ends a path in a list.
+_ABSOLUTE = re.compile(r"(?<![\w.…/-])/+[^\s:,;=|'\"]+")
 
 
 def provenance(run: RunFolder, command: list[str]) -> dict[str, Any]:
     """Everything about a segment that needs no torch; see `train.numerics` for the rest."""
     packages = sorted({f"{item.name}=={item.version}" for item in metadata.distributions()})
     return {
-        "command": [_without_folder(word) for word in command],
+        "command": [_plain(run, word) for word in command],
         "code": code_identity(),
         "packages": {"sha256": digest(canonical(packages)), "list": packages},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "image": os.environ.get(IMAGE_VARIABLE),
         "host": salted(run, platform.node()),
-        "environment": environment(),
+        "environment": {name: _plain(run, value) for name, value in environment().items()},
     }
 
 
@@ -56,11 +60,13 @@ def code_identity() -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Allow-listed variables; what looks like a secret is left out, paths are cut to their last part."""
+    """Allow-listed variables as they are; what looks like a secret, by name or value, is left out."""
     return {
-        name: _without_folder(value)
+        name: value
         for name, value in sorted(os.environ.items())
-        if name.startswith(ALLOWED_PREFIXES) and not any(word in name for word in _SECRET_WORDS)
+        if name.startswith(ALLOWED_PREFIXES)
+        and not any(word in name.upper() for word in _SECRET_WORDS)
+        and not _USER_IN_ADDRESS.search(value)
     }
 
 
@@ -85,9 +91,11 @@ def _git(root: Path, *arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def _without_folder(word: str) -> str:
-    """`/a/b/c` becomes `…/c`, wherever an absolute path stands in the word."""
+def _plain(run: RunFolder, word: str) -> str:
+    """The word with `/a/b/c` as `…/c`, wherever an absolute path stands in it, and this host's name as its digest."""
     head, separator, tail = word.rpartition("=")
-    if tail.startswith("/") and len(tail) > 1:
-        return f"{head}{separator}…/{Path(tail).name}"
-    return word
+    if tail.startswith("/") and os.pathsep not in tail:  # one path, which may hold spaces
+        word = f"{head}{separator}…/{Path(tail).name}"
+    word = _ABSOLUTE.sub(lambda found: f"…/{Path(found[0]).name}", word)
+    node = platform.node()
+    return re.sub(rf"(?<!\w){re.escape(node)}(?!\w)", salted(run, node), word) if node else word

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from assay.data import queue as queues
-from assay.errors import AssayError
+from assay.errors import AssayError, VerificationError
 from assay.run import metrics
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, history
@@ -42,7 +42,7 @@ def status(run: RunFolder, queue_path: Path | None = None) -> dict[str, Any]:
     told = history(run.ledger)
     recipe = run.recipe()
     seen = reported(run.metrics)
-    full = [item for item in told.standing if item.kind == "full"]
+    full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
     contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
     opening = told.segments[0].body if told.segments else None
@@ -100,13 +100,20 @@ def state(told: History, seen: Reported, owned: bool) -> str:
         if told.hold is not None:
             return "stopping" if owned else "held"
         last = max(stamp for stamp in (seen.time, segment.opened, told.last.time if told.last else None) if stamp)
-        quiet = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds()
+        quiet = (datetime.now(UTC) - _moment(last)).total_seconds()
         return "unknown" if quiet > max(QUIET_FLOOR_SECONDS, 10 * (seen.median_seconds or 0.0)) else "running"
     if told.hold is not None:
         return "held"
     if segment.outcome == "failed":
         return "failed"
     return "ended" if told.ended else "interrupted"
+
+
+def _moment(stamp: str) -> datetime:
+    try:
+        return datetime.fromisoformat(stamp).astimezone(UTC)
+    except ValueError:
+        raise VerificationError(f"the time {stamp!r} in the metrics is not RFC 3339; Assay did not write it") from None
 
 
 def prepared(queue_path: Path) -> int | None:

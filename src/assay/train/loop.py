@@ -100,7 +100,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     parameters = dict(model.named_parameters())
     lanes = LaneSums(list(parameters.values()), batch.lanes)
     divisor = recipe.positions_per_update
-    saved_steps = {item.step for item in history(trainer.run.ledger).standing if item.kind == "full"}
+    saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due = _due(trainer)
     last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
     slot = -1
@@ -315,8 +315,7 @@ def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
         return
     _save(trainer, "full")
     saved_steps.add(step)
-    standing = history(trainer.run.ledger).standing
-    gone = surplus(standing, trainer.recipe.checkpoint.keep, _due(trainer)["permanent"])
+    gone = surplus(history(trainer.run.ledger).line, trainer.recipe.checkpoint.keep, _due(trainer)["permanent"])
     for item in remove(trainer.run.path, trainer.ledger, gone, trainer.tell):
         saved_steps.discard(item.step)
 

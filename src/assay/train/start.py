@@ -79,7 +79,7 @@ def begin(
 ) -> Started:
     """Build, load and prove; see the module. DataError (4) or Refused (3) when the evidence does not hold."""
     told = history(run.ledger)
-    if resume and told.saved:
+    if resume and any(item.kind == "full" for item in told.saved):
         return _resume(run, recipe, queue, batches, device, told, from_step)
     if resume and any(segment.last or 0 for segment in told.segments):
         raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
@@ -159,7 +159,7 @@ def _resume(
     told: History,
     from_step: int | None,
 ) -> Started:
-    loaded, faults = newest(run.path, told.standing, from_step)
+    loaded, faults = newest(run.path, told.line if from_step is None else told.standing, from_step)
     manifest = loaded.manifest
     if manifest.run_id != told.run_id:
         raise Refused(f"{manifest.folder} belongs to run {manifest.run_id}, not to {told.run_id}; it is not resumed")

@@ -30,7 +30,7 @@ from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
-from assay.run.owner import own
+from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
 from assay.run.status import reported
 from assay.train import numerics
@@ -67,8 +67,12 @@ def run_job(job: argparse.Namespace) -> int:
             return _owned(run, job)
     except AssayError as fault:  # before anything was begun: nothing to record but the outcome
         _tell(f"assay: {fault}")
-        _outcome(run, job.token, fault.code, str(fault), None, None)
+        if not is_owned(run):  # the outcome belongs to the owner
+            _outcome(run, job.token, fault.code, str(fault), None, None)
         return fault.code
+    except OSError as fault:  # not even the end could be recorded
+        _tell(f"assay: {_refusal(fault)}")
+        return MachineError.code
 
 
 def _owned(run: RunFolder, job: argparse.Namespace) -> int:
@@ -87,6 +91,8 @@ def _owned(run: RunFolder, job: argparse.Namespace) -> int:
             return _train(segment, job, told, watch)
         except AssayError as fault:
             return _ended(segment, job, fault)
+        except OSError as fault:
+            return _ended(segment, job, MachineError(_refusal(fault)))
         except torch.OutOfMemoryError as fault:
             words = f"out of memory: {str(fault).splitlines()[0]}; use a smaller batch.micro, or runtime.recompute"
             return _ended(segment, job, MachineError(words))
@@ -277,6 +283,11 @@ def _outcome(
         "last_reported": reported(run.metrics).step,
     }
     publish_file(run.outcome, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def _refusal(fault: OSError) -> str:
+    """What the operating system refused (a full disk, most often), in one sentence."""
+    return f"{fault.filename or 'a file of the run'} could not be written or read: {fault.strerror or fault}"
 
 
 def _tell(text: str) -> None:
