@@ -41,6 +41,7 @@ class Segment:
     first: int
     opened: str
     body: dict[str, Any]
+    closing: dict[str, Any] = field(default_factory=dict)
     last: int | None = None
     closed: str | None = None
     outcome: str | None = None
@@ -146,7 +147,7 @@ def _take(result: History, receipt: Receipt) -> None:
         result.tip = body["evidence"].get("manifest_sha256") if receipt.kind == "recovery" else None
     elif receipt.kind in CLOSING and current is not None and not body.get("before_start"):
         current.last, current.closed, current.outcome = body.get("step"), receipt.time, receipt.kind
-        current.cause = body.get("cause")
+        current.cause, current.closing = body.get("cause"), body
     elif receipt.kind == "checkpoint.saved":
         result.saved.append(
             Saved(

@@ -115,7 +115,8 @@ def train(trainer: Trainer, until: int | None) -> str:
             _next_queue(trainer, saved_steps)
             due = _due(trainer)
         if trainer.batches.queue.slot_of(update)[0].number != slot:
-            slot = _enter_slot(trainer, update)
+            with trainer.spent.on("slot"):
+                slot = _enter_slot(trainer, update)
 
         # The batch. The buffer that is hashed is the buffer that goes to the device.
         ids = trainer.batches.batch(update)
@@ -310,7 +311,8 @@ def _enter_slot(trainer: Trainer, update: int) -> int:
 def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
     """A full checkpoint of the present step, unless this very step stands; then retention."""
     step = trainer.started.position.step
-    trainer.metrics.seal(f"step {step}")
+    with trainer.spent.on("ledger"):
+        trainer.metrics.seal(f"step {step}")
     if step in saved_steps:
         return
     _save(trainer, "full")
