@@ -18,8 +18,9 @@ from assay.release.claims_checkpoints import read_sums
 BUNDLE = "bundle"
 
 
-def sums_claim(root: Path) -> Claim:
+def sums_claim(case: Case) -> Claim:
     """SHA256SUMS covers every file but itself, once, and every digest holds."""
+    root = case.root
     faults = []
     try:
         stated = read_sums(root / bundles.SUMS)
@@ -31,6 +32,7 @@ def sums_claim(root: Path) -> Claim:
     size = 0
     for name, digests in sorted(stated.items()):
         path = root / name
+        case.progress(f"hashing {name}")
         if len(digests) > 1:
             faults.append(f"{bundles.SUMS} names {name} {len(digests)} times")
         if name not in here or path.is_symlink() or not path.is_file():

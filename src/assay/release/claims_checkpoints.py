@@ -277,7 +277,7 @@ def evaluation_claim(case: Case, receipt: Receipt) -> Claim:
     """A result file has the digest of its receipt, and was made from weights that a receipt saved under that step."""
     body = receipt.body
     step, weights, name = body.get("step"), body.get("weights_sha256"), body.get("file")
-    claim = f"receipt {receipt.seq}, step {step}"
+    claim = f"{body.get('suite', 'evaluation')} of step {step}"
     faults = []
     matching = [item for item in case.history.saved if item.weights_sha256 == weights]
     if not matching:
@@ -301,7 +301,7 @@ def evaluation_claim(case: Case, receipt: Receipt) -> Claim:
             faults += _result_faults(body, result, path)
     except (AssayError, OSError) as fault:
         faults.append(str(fault))
-    return judge(EVALUATIONS, claim, faults, f"{name}, weights {weights}")
+    return judge(EVALUATIONS, claim, faults, f"{name} (receipt {receipt.seq}), weights {weights}")
 
 
 def _result_faults(body: dict[str, Any], result: dict[str, Any], path: Path) -> Iterator[str]:
@@ -317,8 +317,9 @@ def _result_faults(body: dict[str, Any], result: dict[str, Any], path: Path) -> 
             yield differ(str(path), f"results.{key}", f"{stated} (its receipt)", found)
     loss, perplexity = figures.get("loss"), figures.get("perplexity")
     if type(loss) is float and type(perplexity) is float and loss < _LARGEST_LOSS:
-        if not abs(perplexity - math.exp(loss)) <= 1e-9 * math.exp(loss):
-            yield differ(str(path), "results.perplexity", f"{math.exp(loss)!r} by the loss", perplexity)
+        expected = math.exp(loss)
+        if not abs(perplexity - expected) <= 1e-9 * expected:
+            yield differ(str(path), "results.perplexity", f"{expected!r} by the loss", perplexity)
 
 
 def _number(text: str) -> float | None:

@@ -142,8 +142,10 @@ def order_claim(case: Case, recipe: Recipe) -> Claim:
     name = "order digest recomputed"
     if case.queue is None:
         return judge(DATA, name, [], "", "the queue is not here or does not hold")
-    expected = {step: (order, where) for step, order, where in _stated(case)}
-    last = max(expected, default=0)
+    stated: dict[int, list[tuple[str, str]]] = {}
+    for step, order_digest, where in _stated(case):
+        stated.setdefault(step, []).append((order_digest, where))
+    last = max(stated, default=0)
     if not last:
         return judge(DATA, name, [], "", "no update is recorded yet")
     used = [slot for slot in case.queue.slots if slot.first_update < last]
@@ -166,10 +168,13 @@ def order_claim(case: Case, recipe: Recipe) -> Claim:
         for update in range(last):
             order = order_next(order, batches.digest(update))
             found = PREFIX + order.hex()
-            stated, where = expected.get(update + 1, (found, ""))
-            if stated != found:
-                fault = differ(where, f"the order digest of step {update + 1}", f"{found} by the data", stated)
-                return judge(DATA, name, [f"{fault}; nothing behind it can agree"], "")
+            wrong = [
+                differ(where, f"the order digest of step {update + 1}", f"{found} by the data", one)
+                for one, where in stated.get(update + 1, [])
+                if one != found
+            ]
+            if wrong:
+                return judge(DATA, name, [*wrong, f"nothing behind update {update} was compared"], "")
             case.progress(f"order digest: update {update + 1:,} of {last:,}")
     except AssayError as fault:
         return judge(DATA, name, [str(fault)], "")

@@ -307,7 +307,7 @@ def start_claim(case: Case, recipe: Recipe) -> Claim:
     faults = []
     if told.segments[0].mode == "resume":
         faults.append("the first segment is a recovery; a run begins with a start")
-    as_created, as_resolved = told.created.body.get("start"), recipes.resolved(recipe)["start"]
+    as_created, as_resolved = told.created.body.get("start"), recipes.learning(recipe)["start"]
     if as_created != as_resolved:
         faults.append(differ("receipt 0", "start", json.dumps(as_resolved), json.dumps(as_created)))
     notes = []

@@ -99,7 +99,7 @@ def verify(path: Path, roots: Sequence[Path] = (), tell: Callable[[str], None] =
 
 def _claims(case: Case) -> Iterator[Claim]:
     if case.bundle:
-        yield of_bundle.sums_claim(case.root)
+        yield of_bundle.sums_claim(case)
         yield of_bundle.list_claim(case.root)
     chain = of_ledger.chain_claim(case)
     yield chain
