@@ -55,8 +55,9 @@ def started(project: Path, name: str, start: str, segments: list[tuple[int, int 
     lines = []
     for number, (first, last, updates) in enumerate(segments, 1):
         kind = "start" if number == 1 else "recovery"
-        ledger.append(kind, {"segment": number, "mode": "test", "step": first})
-        lines += [json.dumps({"update": update, "segment": number, "loss": 1.0}) + "\n" for update in updates]
+        ledger.append(kind, {"segment": number, "mode": "test", "step": first, "evidence": {}})
+        same = {"segment": number, "loss": 1.0, "time": "2026-11-30T10:00:00Z", "order_digest": ""}
+        lines += [json.dumps({"update": update, **same}) + "\n" for update in updates]
         if last is not None:
             ledger.append("interrupted", {"segment": number, "step": last, "cause": "signal"})
     run.metrics.write_text("".join(lines))
