@@ -29,7 +29,6 @@ from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.shard import Source, open_shard, write_shard
 from assay.model import initial
-from assay.model.interchange import to_hugging_face
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run import metrics
@@ -71,7 +70,12 @@ def project(folder: Path, updates: int) -> Path:
         "name": "bench",
         "start": "scratch",
         "model": {
-            **{"layers": 6, "width": 256, "heads": 8, "kv_heads": 4, "vocabulary": vocabulary, "block": block},
+            "layers": 6,
+            "width": 256,
+            "heads": 8,
+            "kv_heads": 4,
+            "vocabulary": vocabulary,
+            "block": block,
             "ffn": 768,
         },
         "data": {"queue": "data/queue.jsonl", "seed": 1},
@@ -133,8 +137,18 @@ def bare_round(recipe: Recipe, windows: list[torch.Tensor]) -> float:
 
 def transformers_round(recipe: Recipe, windows: list[torch.Tensor]) -> float:
     """transformers' LlamaForCausalLM of the same shape with torch.optim.AdamW and clipping."""
-    config, _ = to_hugging_face(recipe.model, {})
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).train()
+    config = transformers.LlamaConfig(
+        vocab_size=recipe.model.vocabulary,
+        hidden_size=recipe.model.width,
+        intermediate_size=recipe.model.ffn,
+        num_hidden_layers=recipe.model.layers,
+        num_attention_heads=recipe.model.heads,
+        num_key_value_heads=recipe.model.kv_heads,
+        max_position_embeddings=recipe.model.block,
+        rms_norm_eps=recipe.model.norm_eps,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.1)
     micro = recipe.batch.micro
     pieces = len(windows[0]) // micro
@@ -146,7 +160,8 @@ def transformers_round(recipe: Recipe, windows: list[torch.Tensor]) -> float:
         for first in range(0, len(tokens), micro):
             rows = tokens[first : first + micro]
             # Targets are one place later, as in Assay: the model shifts labels by itself.
-            loss = model(input_ids=rows[:, :-1], shift_labels=rows[:, 1:], labels=rows[:, 1:], use_cache=False).loss
+            targets = rows[:, 1:].contiguous()
+            loss = model(input_ids=rows[:, :-1], shift_labels=targets, labels=targets, use_cache=False).loss
             (loss / pieces).backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
