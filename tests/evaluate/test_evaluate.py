@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_loss_perplexity_and_bits_per_byte_are_those_of_an_independent_count(min
     ids = mine.validation.ids.tolist()
     ends = [place + 1 for place, one in enumerate(ids) if one == mine.tokenizer.end_of_text and place <= len(each)]
     nats = each[ends[0] - 1 : ends[-1] - 1].sum().item()
-    written = "".join(decode(mine.tokenizer, ids[start:stop]) for start, stop in zip(ends[:-1], ends[1:], strict=True))
+    written = "".join(decode(mine.tokenizer, ids[start:stop]) for start, stop in pairwise(ends))
     assert any(len(character.encode()) > 1 for character in written)
     counts = found["bits_per_byte_counts"]
     assert counts["text_bytes"] == len(written.encode())
@@ -208,8 +209,14 @@ def test_damage_is_passed_over_and_named(mine: Prose) -> None:
     assert "model.safetensors is damaged" in subject.passed_over[0]
     with pytest.raises(DataError, match="damaged"):
         open_subject(mine.run, 12)
-    shutil.copy(newest / "manifest.json", mine.run / "weights" / "step-000009")
-    assert open_subject(mine.run).step == 6
+    # Another checkpoint of this run, whole in itself, in the newest one's place: the receipt tells.
+    shutil.rmtree(newest)
+    shutil.copytree(mine.run / "checkpoints" / "step-000006", newest)
+    with pytest.raises(DataError, match="not the one that receipt"):
+        open_subject(mine.run, 12)
+    with pytest.raises(DataError, match="not the one that receipt"):
+        open_subject(newest)
+    assert open_subject(mine.run).step == 9
 
 
 def test_a_model_that_knows_nothing_has_the_loss_of_its_vocabulary(trained: Prose, tmp_path: Path) -> None:
@@ -233,7 +240,8 @@ def test_the_cut_ends_of_a_shard_are_left_out_of_the_bytes(tmp_path: Path) -> No
     shape = Model.model_validate(MODEL | {"vocabulary": 16, "block": 4})
     for lengths, documents, positions in (
         ([3, 4, 5], [1, 2], 4),  # targets 1 to 8: the last document, tokens 7 to 11, is cut
-        ([3, 4, 2], [1, 3], 6),  # token 8 is the last target
+        ([3, 4, 2], [1, 3], 6),  # token 8 is the last target and ends the last document
+        ([3, 4, 3], [1, 2], 4),  # token 8 is the last target, token 9 would end the last document
         ([9], None, 0),
         ([1, 8], [1, 2], 8),
     ):

@@ -88,7 +88,7 @@ def export(subject: Subject, out: Path, dtype: str = "float32") -> Exported:
         _write(folder, subject.shape, tensors, tokenizer)
         single, double = _compare(folder, architecture, subject.shape, tensors, compared)
         if tokenizer is not None:
-            _compare_tokenizer(folder, tokenizer, compared)
+            compare_tokenizer(folder, tokenizer, compared)
         files = {path.name: digest_file(path) for path in sorted(folder.iterdir())}
     receipt = None
     if ledger is not None:
@@ -183,16 +183,20 @@ def _compare(
     return seen[0], seen[1]
 
 
-def _compare_tokenizer(folder: Path, tokenizer: Tokenizer, compared: Compared) -> None:
+def compare_tokenizer(folder: Path, tokenizer: Tokenizer, compared: Compared) -> None:
+    """VerificationError (exit 6) unless transformers reads from `folder` a tokenizer that gives the run's ids.
+
+    Special tokens that the tokenizer would put around a text are not compared: the run's documents have none.
+    """
     text = tokenizers.decode(
         tokenizer, (one for one in compared.tokens.flatten().tolist() if one < tokenizer.vocabulary)
     )
     here = tokenizer.inner.encode(text, add_special_tokens=False).ids
-    there = load_tokenizer(folder)(text, add_special_tokens=True)["input_ids"]
+    there = load_tokenizer(folder)(text, add_special_tokens=False)["input_ids"]
     if here != list(there):
         raise VerificationError(
-            f"the exported tokenizer, reloaded by transformers, turns a text into {len(there)} other ids than the "
-            f"{len(here)} that the run was trained on; nothing was written"
+            f"the tokenizer, reloaded by transformers, turns a text into {len(there)} ids that are not the {len(here)} "
+            "of the run; nothing was written"
         )
 
 
