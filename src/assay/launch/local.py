@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from assay.errors import AssayError, MachineError, Refused
+from assay.errors import AssayError, Interrupted, MachineError, Refused
 from assay.files.reading import read_object
 from assay.run.folder import RunFolder
 from assay.run.history import history
@@ -78,7 +78,7 @@ def train(job: Job) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     reader.join(timeout=5)
-    return _answer(job.run, segment, token, code)
+    return _answer(job.run, segment, token, code, stopping.is_set())
 
 
 def _wait(child: subprocess.Popen[bytes], stopping: threading.Event, grace: float) -> int:
@@ -96,13 +96,15 @@ def _wait(child: subprocess.Popen[bytes], stopping: threading.Event, grace: floa
             return child.wait()
 
 
-def _answer(run: RunFolder, segment: int, token: str, code: int) -> int:
+def _answer(run: RunFolder, segment: int, token: str, code: int, stopping: bool) -> int:
     """The code that the rank recorded; for one that could record nothing, the machine's fault or a bug."""
     recorded = _recorded(run, token)
     if recorded is not None:
         return recorded
     if code in (MachineError.code, Refused.code):
         return code  # a full disk, or the run's owner is another process: nothing could or may be recorded
+    if code == -signal.SIGTERM and stopping:
+        raise Interrupted("stopped before training began; nothing was changed", "signal")
     if code < 0:
         name = signal.Signals(-code).name
         opened = len(history(run.ledger).segments) == segment

@@ -15,6 +15,7 @@ from typing import Any
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import read_manifest
+from assay.checkpoint.permission import permit
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.order import windows_available
@@ -23,7 +24,6 @@ from assay.data.shard import Shard, open_shard, verify_shard
 from assay.errors import AssayError, DataError, Refused
 from assay.files.digest import digest_file
 from assay.plan.cadence import checkpoint_steps, disk
-from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import history
@@ -92,22 +92,7 @@ def _run_folder(recipe: Recipe, run: RunFolder) -> str:
     told = history(run.ledger)
     if is_owned(run):
         raise Refused(f"{run.path} is being trained by another process; stop that one first")
-    stated, given = told.created.body["recipe"], recipes.digest(recipe)
-    if stated != given:
-        raise Refused(
-            f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
-            "use the run's own recipe, or a new run folder"
-        )
-    lost = manifests.lost_lines(run.path, told.run_id)
-    if lost is not None:
-        raise Refused(f"{lost}; restore the ledger from a copy before going on")
-    if told.abandoned is not None:
-        raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
-    if told.hold is not None:
-        raise Refused(
-            f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
-            f"lift the hold with: assay release {run.path}"
-        )
+    permit(run, recipe, told)
     return f"{len(told.segments)} segment(s), no hold, {sum(told.kinds.values())} receipts that chain"
 
 

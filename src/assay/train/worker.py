@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from assay.checkpoint.manifest import lost_lines
+from assay.checkpoint.permission import permit
 from assay.data import queue as queues
 from assay.data.batches import Batches
-from assay.errors import AssayError, Interrupted, MachineError, Refused
+from assay.errors import AssayError, InputError, Interrupted, MachineError
 from assay.files.publish import leftovers, publish_file
 from assay.ledger.ledger import Ledger, now
 from assay.recipe import load as recipes
@@ -80,7 +80,7 @@ def _owned(run: RunFolder, job: argparse.Namespace) -> int:
     watch = Watch(run)
     recipe = recipes.load(job.recipe)
     told = history(run.ledger)
-    _refuse(run, recipe, told)
+    permit(run, recipe, told)
     for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
         _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
     ledger = run.open_ledger()
@@ -188,26 +188,6 @@ def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
     return fault.code
 
 
-def _refuse(run: RunFolder, recipe: Recipe, told: History) -> None:
-    """What forbids training this run at all (exit 3)."""
-    if told.abandoned is not None:
-        raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
-    if told.hold is not None:
-        raise Refused(
-            f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
-            f"lift the hold with: assay release {run.path}"
-        )
-    stated, given = told.created.body["recipe"], recipes.digest(recipe)
-    if stated != given:
-        raise Refused(
-            f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
-            "use the run's own recipe, or a new run folder"
-        )
-    lost = lost_lines(run.path, told.run_id)
-    if lost is not None:
-        raise Refused(f"{lost}; restore the ledger from a copy before going on")
-
-
 def _open(segment: Segment, started: Started, facts: dict[str, Any], command: list[str]) -> None:
     """The receipt of the segment's beginning, and the line that says which start it was."""
     step = started.position.step
@@ -259,6 +239,9 @@ def _until(word: str | None, trainer: Trainer) -> int | None:
         return None
     if word == "slot-end":
         return trainer.batches.queue.slot_of(trainer.started.position.step)[0].end_update
+    step = trainer.started.position.step
+    if int(word) < step:
+        raise InputError(f"--until {word} lies behind step {step}, which is done; name a later step, or --from-step")
     return int(word)
 
 

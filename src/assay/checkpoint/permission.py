@@ -1,0 +1,34 @@
+"""What forbids training a run at all: closed, held, another recipe, or a ledger that lost lines.
+
+Asked by pre-flight before anything is written, and by the rank once it owns the run, since a hold may
+have come in between. It does not ask who owns the run.
+"""
+
+from __future__ import annotations
+
+from assay.checkpoint.manifest import lost_lines
+from assay.errors import Refused
+from assay.recipe import load as recipes
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+from assay.run.history import History
+
+
+def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
+    """Refused (exit 3), with the way out, when `run` may not be trained with `recipe`."""
+    if told.abandoned is not None:
+        raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
+    if told.hold is not None:
+        raise Refused(
+            f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
+            f"lift the hold with: assay release {run.path}"
+        )
+    stated, given = told.created.body["recipe"], recipes.digest(recipe)
+    if stated != given:
+        raise Refused(
+            f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
+            "use the run's own recipe, or a new run folder"
+        )
+    lost = lost_lines(run.path, told.run_id)
+    if lost is not None:
+        raise Refused(f"{lost}; restore the ledger from a copy before going on")
