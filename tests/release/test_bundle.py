@@ -20,6 +20,7 @@ from assay.release.bundle import SUMS, bundle, sums
 from assay.release.claims import FAILED, UNVERIFIABLE
 from assay.release.verify import verify
 from assay.run.folder import RunFolder
+from assay.run.history import history
 
 FILES = {
     "SHA256SUMS", "bundle.json", "checkpoints.json", "code.json", "config.json", "ledger.jsonl", "manifest.json",
@@ -102,6 +103,19 @@ def test_a_full_checkpoint_gives_its_weights_alone(trained: Path, tmp_path: Path
     told = {claim.claim: claim.result for claim in verify(tmp_path / "seven").claims}
     assert told["bundled weights, step 7"] == "verified"
     assert FAILED not in told.values()
+
+
+def test_the_last_export_names_converter_and_modelling_file(project: Path, tmp_path: Path) -> None:
+    run = RunFolder(project / "run")
+    weights = history(run.ledger).standing[-1]
+    body = {"step": weights.step, "weights_sha256": weights.weights_sha256, "converter": "sha256:" + "a" * 64}
+    run.open_ledger().append("export", {**body, "modelling_file": "sha256:" + "b" * 64})
+    bundle(run, tmp_path / "out")
+    code = json.loads((tmp_path / "out" / "code.json").read_bytes())
+    assert (code["converter"]["sha256"][7:], code["modelling_file"]["sha256"][7:]) == ("a" * 64, "b" * 64)
+    assert not failed(tmp_path / "out")
+    run.open_ledger().append("export", {**body, "step": weights.step - 1})
+    assert "no checkpoint of step 11 has the weights" in failed(run.path)["export of step 11"]
 
 
 def test_a_tokenizer_of_other_bytes_stays_out_and_is_said(project: Path, tmp_path: Path) -> None:

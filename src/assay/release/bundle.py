@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from assay.errors import DataError, InputError, VerificationError
 from assay.files.digest import PREFIX, digest_file, is_digest
 from assay.files.publish import publish_file, publish_folder
 from assay.ledger.ledger import FILE as LEDGER_FILE
-from assay.ledger.ledger import read
+from assay.ledger.ledger import Receipt, read
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, Saved, gather
@@ -90,7 +90,7 @@ def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[s
         if tokenizer is not None:
             shutil.copyfile(tokenizer, folder / TOKENIZER)
         _json(folder / INDEX, checkpoint_index(told))
-        _json(folder / CODE, code_index(told))
+        _json(folder / CODE, code_index(told, receipts))
         names = sorted({path.name for path in folder.iterdir()} | {BUNDLE})
         about = {
             "format": FORMAT,
@@ -136,17 +136,26 @@ def checkpoint_index(told: History) -> dict[str, Any]:
     }
 
 
-def code_index(told: History) -> dict[str, Any]:
-    """Three things: the training source of every segment, the modelling file and the converter (null: not exported)."""
+def code_index(told: History, receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """Three things: the training source of every segment, the modelling file and the converter of the last export."""
     keys = ("sha256", "files", "commit", "dirty")
+    exports = [receipt.body for receipt in receipts if receipt.kind == "export"]
+    modelling: dict[str, Any] = {"sha256": None, "reason": "not exported"}
+    converter = modelling
+    if exports:
+        last = exports[-1]
+        converter = {"sha256": last.get("converter"), "reason": None}
+        modelling = {"sha256": last.get("modelling_file"), "reason": None}
+        if modelling["sha256"] is None:
+            modelling["reason"] = f"exported as {last.get('architecture')}, which needs none"
     return {
         "format": CODE_FORMAT,
         "training_source": [
             {"segment": segment.number} | {key: segment.body["code"].get(key) for key in keys}
             for segment in told.segments
         ],
-        "modelling_file": {"sha256": None, "reason": "not exported"},
-        "converter": {"sha256": None, "reason": "not exported"},
+        "modelling_file": modelling,
+        "converter": converter,
     }
 
 
@@ -208,7 +217,7 @@ def _tokenizer(run: RunFolder, recipe: Recipe, name: str) -> tuple[Path | None, 
 
 
 def _unsupported(saved: Saved, tokenizer: str) -> list[str]:
-    result = ["signature", "modelling file and converter: not exported", "cards", "aggregate scores"]
+    result = ["signature", "modelling file: see assay export", "cards", "aggregate scores"]
     if tokenizer:
         result.append(f"tokenizer: {tokenizer}")
     if saved.kind == "full":

@@ -108,7 +108,7 @@ def indexes_claim(case: Case) -> Claim:
     faults = []
     for name, wanted in (
         (bundles.INDEX, bundles.checkpoint_index(case.history)),
-        (bundles.CODE, bundles.code_index(case.history)),
+        (bundles.CODE, bundles.code_index(case.history, case.receipts)),
     ):
         try:
             if read_object(case.root / name, "an index of a bundle") != wanted:

@@ -304,6 +304,15 @@ def evaluation_claim(case: Case, receipt: Receipt) -> Claim:
     return judge(EVALUATIONS, claim, faults, f"{name} (receipt {receipt.seq}), weights {weights}")
 
 
+def export_claim(case: Case, receipt: Receipt) -> Claim:
+    """An export was made from weights that a receipt saved under that step; its files lie outside of the run."""
+    step, weights = receipt.body.get("step"), receipt.body.get("weights_sha256")
+    known = any((item.step, item.weights_sha256) == (step, weights) for item in case.history.saved)
+    faults = [] if known else [f"receipt {receipt.seq}: no checkpoint of step {step} has the weights {weights}"]
+    text = f"receipt {receipt.seq}: from weights {weights}; its files lie elsewhere and have their own digests"
+    return judge(EVALUATIONS, f"export of step {step}", faults, text)
+
+
 def _result_faults(body: dict[str, Any], result: dict[str, Any], path: Path) -> Iterator[str]:
     """Where a result file does not say what its receipt says; the perplexity is recomputed from the loss."""
     for key in ("suite", "step", "weights_sha256", "shard", "block", "windows", "positions"):

@@ -121,6 +121,9 @@ def _claims(case: Case) -> Iterator[Claim]:
     yield from _checkpoints(case)
     for receipt in case.history.evaluations:
         yield of_checkpoints.evaluation_claim(case, receipt)
+    for receipt in case.receipts:
+        if receipt.kind == "export":
+            yield of_checkpoints.export_claim(case, receipt)
 
 
 def _by_recipe(case: Case) -> Iterator[Claim]:
