@@ -117,5 +117,5 @@ def test_a_files_digest_is_that_of_its_bytes(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_digest_is_named_as_such(value: object) -> None:
     assert not is_digest(value)
-    with pytest.raises(InputError, match="place: .* is not a digest"):
+    with pytest.raises(InputError, match=r"place: .* is not a digest"):
         expect_digest(value, "place")

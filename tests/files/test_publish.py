@@ -36,7 +36,7 @@ def test_a_folder_is_not_there_until_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), publish_folder(tmp_path / "made") as draft:
+    with pytest.raises(ZeroDivisionError), publish_folder(tmp_path / "made") as draft:  # noqa: PT012
         (draft / "file").write_bytes(b"1")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
@@ -85,7 +85,7 @@ def test_what_exists_is_never_replaced_by_a_folder(tmp_path: Path) -> None:
 
 
 def test_what_appears_meanwhile_is_not_replaced_either(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists already"), publish_folder(tmp_path / "made") as draft:
+    with pytest.raises(InputError, match="exists already"), publish_folder(tmp_path / "made") as draft:  # noqa: PT012
         (draft / "mine").write_bytes(b"1")
         (tmp_path / "made").mkdir()
         (tmp_path / "made" / "theirs").write_bytes(b"2")

@@ -43,12 +43,14 @@ def named_line(path: Path) -> int | None:
         for _ in read(path, RUN):
             pass
     except VerificationError as fault:
-        found = re.search(r", line (\d+)", str(fault))
-        assert found, fault
-        assert str(path) in str(fault)
-        assert "\n" not in str(fault)
-        return int(found[1])
-    return None
+        text = str(fault)
+    else:
+        return None
+    found = re.search(r", line (\d+)", text)
+    assert found, text
+    assert str(path) in text
+    assert "\n" not in text
+    return int(found[1])
 
 
 @pytest.fixture(scope="module")
