@@ -19,7 +19,7 @@ demo: install
 	$(BIN)/assay demo
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

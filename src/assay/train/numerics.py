@@ -7,7 +7,9 @@ with the same `promise` compute the same bits. It does not measure speed.
 from __future__ import annotations
 
 import os
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,9 +58,17 @@ def describe(run: RunFolder, recipe: Recipe, device: torch.device) -> dict[str, 
         "cudnn": torch.backends.cudnn.version() if cuda else None,  # type: ignore[no-untyped-call]
         "float32_matmul": torch.get_float32_matmul_precision(),
         "engine": recipe.runtime.engine,
+        "driver": _driver() if cuda else None,
         "devices": [salted(run, identity)],
         "world": 1,
     }
+
+
+def _driver() -> str | None:
+    """The NVIDIA kernel driver's version as the kernel states it, or None where it states none."""
+    path = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", path.read_text(encoding="ascii")) if path.is_file() else None
+    return found.group() if found else None
 
 
 def memory(device: torch.device) -> tuple[int | None, int | None]:

@@ -1,0 +1,87 @@
+"""A run whose data ends stops saved, with the exact shortfall, and goes on with what is appended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small import GLOBAL_BATCH, Project, drive, shard
+
+from assay.data import queue as queues
+from assay.data.shard import open_shard
+from assay.run import metrics
+from assay.run.folder import RunFolder
+from assay.run.history import history
+from assay.run.status import status
+
+
+def append(project: Project, updates: int, epochs: int) -> None:
+    """A third slot on a shard of its own."""
+    place = project.path / "data" / "train-2"
+    if not place.exists():
+        shard(place, 44, 2)
+    path = project.path / "data" / "queue.jsonl"
+    queue = queues.load(path)
+    parts = queues.parts_of(queue, open_shard(place))
+    line = queues.propose(queue, global_batch=GLOBAL_BATCH, updates=updates, epochs=epochs, parts=parts)
+    queues.append(path, line, global_batch=GLOBAL_BATCH)
+
+
+def test_exhaustion_is_exit_4_and_an_appended_slot_continues_as_if_it_had_been_there(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = Project(tmp_path / "short"), Project(tmp_path / "whole")
+    run = tmp_path / "run"
+    assert drive(short.recipe(schedule__updates=34), run) == 4
+    assert "10 more updates" not in capfd.readouterr().err, "only what the next update needs is missing for sure"
+    facts = status(RunFolder(run))
+    assert (facts["state"], facts["saved"], facts["reported"], facts["prepared"]) == ("failed", 24, 24, 24)
+    assert drive(short.recipe(schedule__updates=34), run, resume=True) == 4, "nothing was appended meanwhile"
+
+    append(short, 10, 2)
+    assert drive(short.recipe(schedule__updates=34), run, resume=True) == 0
+    append(whole, 10, 2)
+    assert drive(whole.recipe(schedule__updates=34), tmp_path / "straight") == 0
+    mine, theirs = (metrics.by_update(path / "metrics.jsonl") for path in (run, tmp_path / "straight"))
+    assert {u: metrics.comparable(line) for u, line in mine.items()} == {
+        u: metrics.comparable(line) for u, line in theirs.items()
+    }
+    told = history(RunFolder(run).ledger)
+    assert [receipt.body["slot"] for receipt in told.slots] == [0, 1, 2]
+
+
+def test_a_waiting_run_takes_up_the_slot_that_is_appended(tmp_path: Path) -> None:
+    project, run = Project(tmp_path / "project"), tmp_path / "run"
+    recipe = project.recipe(
+        schedule__updates=30,
+        data={"queue": "data/queue.jsonl", "validation": "data/validation", "seed": 7, "when_missing": "wait"},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "assay.cli.main", "train", str(recipe), "--run", str(run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        for line in process.stderr:
+            if line.startswith("waiting for slot 2"):
+                append(project, 6, 1)
+        assert process.wait(120) == 0
+    outcome = json.loads((run / "outcome.json").read_text())
+    assert (outcome["code"], outcome["step"]) == (0, 30)
+
+
+def test_a_consumed_slot_with_other_bytes_is_refused(project: Project, tmp_path: Path) -> None:
+    run, recipe = tmp_path / "run", project.recipe(schedule__updates=34)
+    assert drive(recipe, run) == 4
+    path = project.path / "data" / "queue.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0])
+    append(project, 30, 9)
+    assert drive(recipe, run, resume=True) == 4
+    assert history(RunFolder(run).ledger).segments[-1].outcome == "failed"
