@@ -48,7 +48,9 @@ def code_identity() -> dict[str, Any]:
     recipe's pin `code` is compared with. Commit and dirty are null outside a checkout.
     """
     root = Path(__file__).resolve().parents[1]
-    names = sorted(str(path.relative_to(root).as_posix()) for path in root.rglob("*.py"))
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    # An installed package carries the corpora beside its code, a checkout does not: they are not code that trains.
+    names = sorted(path.as_posix() for path in paths if path.parts[0] != "shared")
     source = {name: digest((root / name).read_bytes()) for name in names}
     commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", ".")
     return {
