@@ -143,5 +143,5 @@ def test_an_unfinished_update_is_no_completed_one(tmp_path: Path) -> None:
 def test_a_line_that_is_none_is_named(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(metrics.encode(line(0)) + bad)
-    with pytest.raises(VerificationError, match="metrics.jsonl, line 2"):
+    with pytest.raises(VerificationError, match=r"metrics\.jsonl, line 2"):
         metrics.by_update(path)

@@ -188,7 +188,7 @@ def test_a_history_begins_with_its_creation(run: RunFolder) -> None:
     with pytest.raises(VerificationError, match="no receipt"):
         gather([])
     Ledger.create(run.path / "other.jsonl", "x").append("price", {"run_id": "x"})
-    with pytest.raises(VerificationError, match="begins with run.created"):
+    with pytest.raises(VerificationError, match=r"begins with run\.created"):
         history(run.path / "other.jsonl")
 
 
