@@ -250,6 +250,13 @@ def test_what_stands_is_never_replaced_and_a_broken_ledger_is_found_first(
     nothing_left(tmp_path / "out")
 
 
+def test_a_place_that_cannot_be_written_is_a_fault_of_the_machine(llama: Path, tmp_path: Path, assay: Command) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (("export", tmp_path / "from" / "step-000007"), ("import", "hf", llama)):
+        answer = assay(*words, tmp_path / "file" / "out")
+        assert (answer["exit"], "could not be written" in answer["error"]) == (71, True)
+
+
 @pytest.mark.parametrize(
     "odd",
     [{"pad_token_id": 99_999}, {"initializer_range": "wide"}, {"layer_types": ["full_attention"]}, {"id2label": 5}],

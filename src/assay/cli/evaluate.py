@@ -86,7 +86,7 @@ def export_command(
     json: JsonOption = False,
 ) -> None:
     """A checkpoint as a Hugging Face folder, its logits compared after a reload."""
-    from assay.cli.show import as_json, console, pairs
+    from assay.cli.show import as_json, console, note, pairs
     from assay.errors import InputError
     from assay.evaluate.subject import open_subject
     from assay.release.export import export
@@ -95,7 +95,7 @@ def export_command(
     if subject.step is None:
         raise InputError(f"{run} is a Hugging Face folder already; a run or a checkpoint folder is expected")
     _tell_passed_over(subject.passed_over)
-    done = export(subject, out, dtype)
+    done = export(subject, out, dtype, note)
     if json:
         as_json(
             {
@@ -135,10 +135,10 @@ def import_hf(
 ) -> None:
     """A Hugging Face model as a weights checkpoint that a recipe's start.init_from takes."""
     from assay.checkpoint.manifest import MODEL
-    from assay.cli.show import as_json, console, pairs
+    from assay.cli.show import as_json, console, note, pairs
     from assay.release.importing import import_hugging_face
 
-    done = import_hugging_face(path, out, block)
+    done = import_hugging_face(path, out, block, note)
     files = {name: item["sha256"] for name, item in sorted(done.manifest.files.items())}
     if json:
         as_json(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from assay.corpus.tokenizer import Tokenizer
 from assay.data.batches import validation_windows
 from assay.data.order import windows_available
 from assay.data.shard import Shard
-from assay.errors import AssayError, InputError, VerificationError
+from assay.errors import AssayError, InputError, MachineError, VerificationError
 from assay.evaluate.hugging_face import (
     CONFIG,
     WEIGHTS,
@@ -43,7 +45,7 @@ from assay.train.batch import numbered
 GENERATION = "generation_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WINDOWS, POSITIONS = 2, 1024  # compared at most; the logits of more would not fit beside a large model
+WINDOWS, POSITIONS = 2, 512  # compared at most; float64 on a CPU takes a minute for a 0.1B model
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,14 @@ class Exported:
     receipt: int | None
 
 
-def export(subject: Subject, out: Path, dtype: str = "float32") -> Exported:
+def export(
+    subject: Subject, out: Path, dtype: str = "float32", tell: Callable[[str], None] = lambda text: None
+) -> Exported:
     """Write `subject` to the new folder `out`; its weights rounded to `dtype`, its logits compared after a reload.
 
-    Raises InputError when `out` stands or `dtype` is unknown, VerificationError (exit 6) when transformers
+    `tell` hears what is being done. Raises InputError when `out` stands or `dtype` is unknown, VerificationError (exit 6) when transformers
     computes other logits (float32: 1e-4, float64: 1e-9) or another tokenization, or when the run's ledger does
-    not hold.
+    not hold, MachineError (71) when the disk is full.
     """
     if dtype not in DTYPES:
         raise InputError(f"--dtype is {dtype!r}; {' or '.join(DTYPES)} is expected")
@@ -84,12 +88,15 @@ def export(subject: Subject, out: Path, dtype: str = "float32") -> Exported:
     architecture = interchange.architecture(subject.shape)
     tensors = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in subject.tensors.items()}
     compared = windows(subject)
-    with publish_folder(out) as folder:
-        _write(folder, subject.shape, tensors, tokenizer)
-        single, double = _compare(folder, architecture, subject.shape, tensors, compared)
-        if tokenizer is not None:
-            compare_tokenizer(folder, tokenizer, compared)
-        files = {path.name: digest_file(path) for path in sorted(folder.iterdir())}
+    try:
+        with publish_folder(out) as folder:
+            _write(folder, subject.shape, tensors, tokenizer)
+            single, double = _compare(folder, architecture, subject.shape, tensors, compared, tell)
+            if tokenizer is not None:
+                compare_tokenizer(folder, tokenizer, compared)
+            files = {path.name: digest_file(path) for path in sorted(folder.iterdir())}
+    except (OSError, SafetensorError) as fault:
+        raise MachineError(f"{out} could not be written: {fault}; nothing is left of it") from None
     receipt = None
     if ledger is not None:
         body: dict[str, Any] = {
@@ -171,11 +178,17 @@ def _write(folder: Path, shape: Model, tensors: dict[str, Tensor], tokenizer: To
 
 
 def _compare(
-    folder: Path, architecture: str, shape: Model, tensors: dict[str, Tensor], compared: Compared
+    folder: Path,
+    architecture: str,
+    shape: Model,
+    tensors: dict[str, Tensor],
+    compared: Compared,
+    tell: Callable[[str], None],
 ) -> tuple[float, float]:
     """The largest logit differences in float32 and float64; VerificationError beyond the contract's."""
     seen = []
     for dtype in (torch.float32, torch.float64):  # one after the other: two pairs would not fit beside each other
+        tell(f"loading {folder.name} again and comparing logits in {str(dtype).removeprefix('torch.')}")
         theirs = load_exported(folder, architecture, dtype)
         difference = logit_difference(decoder(shape, tensors, dtype), theirs, compared.tokens, compared.documents)
         expect_equal(difference, dtype, f"the export, reloaded as {architecture}")

@@ -6,6 +6,7 @@ leaves nothing behind. No code of the folder is run and no pickle is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from assay.checkpoint.manifest import Manifest
 from assay.checkpoint.save import document, raw
 from assay.checkpoint.tensors import state_digest, write
 from assay.corpus import tokenizer as tokenizers
-from assay.errors import InputError
+from assay.errors import InputError, MachineError
 from assay.evaluate.hugging_face import (
     CONFIG,
     INDEX,
@@ -49,11 +50,13 @@ class Imported:
     difference_float64: float
 
 
-def import_hugging_face(path: Path, out: Path, block: int | None = None) -> Imported:
+def import_hugging_face(
+    path: Path, out: Path, block: int | None = None, tell: Callable[[str], None] = lambda text: None
+) -> Imported:
     """Write the model in the folder `path` to the new weights checkpoint `out`, with context length `block`.
 
     Weights are float32 in `out` (16-bit ones exactly so). Logits are compared between transformers on `path`
-    and this decoder on what was written. Raises InputError for what cannot be represented and for `out` taken,
+    and this decoder on what was written; `tell` hears what is being done. Raises InputError for what cannot be represented and for `out` taken,
     VerificationError (exit 6) when the logits differ.
     """
     if not path.is_dir():
@@ -76,41 +79,45 @@ def import_hugging_face(path: Path, out: Path, block: int | None = None) -> Impo
     }
     # The comparison uses the model's own block; the one in `out` changes no weight.
     written = shape if block is None else shape.model_copy(update={"block": block})
-    with publish_folder(out) as folder:
-        model = write(folder / manifests.MODEL, {name: raw(tensor) for name, tensor in tensors.items()})
-        files = {manifests.MODEL: {"bytes": model.bytes, "sha256": model.sha256}}
-        for name, content in ((CONFIG, written.model_dump(mode="json")), (SOURCE, source)):
-            data = document(content)
-            publish_file(folder / name, data)
-            files[name] = {"bytes": len(data), "sha256": digest(data)}
-        manifest = Manifest(
-            folder,
-            run_id="imported",
-            kind="weights",
-            step=0,
-            segment=0,
-            phase="imported",
-            time=now(),
-            recipe="none",
-            order_digest="none",
-            weights_sha256=state_digest(model.tensors),
-            state_sha256=None,
-            ledger={},
-            files=files,
-            tensors=model.tensors,
-        )
-        publish_file(folder / manifests.MANIFEST, manifests.encode(manifest))
-        del tensors
-        single, double = _compare(path, folder, shape, kind)
+    try:
+        with publish_folder(out) as folder:
+            model = write(folder / manifests.MODEL, {name: raw(tensor) for name, tensor in tensors.items()})
+            files = {manifests.MODEL: {"bytes": model.bytes, "sha256": model.sha256}}
+            for name, content in ((CONFIG, written.model_dump(mode="json")), (SOURCE, source)):
+                data = document(content)
+                publish_file(folder / name, data)
+                files[name] = {"bytes": len(data), "sha256": digest(data)}
+            manifest = Manifest(
+                folder,
+                run_id="imported",
+                kind="weights",
+                step=0,
+                segment=0,
+                phase="imported",
+                time=now(),
+                recipe="none",
+                order_digest="none",
+                weights_sha256=state_digest(model.tensors),
+                state_sha256=None,
+                ledger={},
+                files=files,
+                tensors=model.tensors,
+            )
+            publish_file(folder / manifests.MANIFEST, manifests.encode(manifest))
+            del tensors
+            single, double = _compare(path, folder, shape, kind, tell)
+    except OSError as fault:
+        raise MachineError(f"{out} could not be written: {fault}; nothing is left of it") from None
     return Imported(replace(manifest, folder=out), written, kind, single, double)
 
 
-def _compare(path: Path, folder: Path, shape: Model, kind: str) -> tuple[float, float]:
+def _compare(path: Path, folder: Path, shape: Model, kind: str, tell: Callable[[str], None]) -> tuple[float, float]:
     """The largest logit differences between transformers on `path` and this decoder on what was written."""
     manifest, _, tensors = load_weights(folder)
     compared = windows(Subject(folder, shape, tensors, manifest.weights_sha256, 0))
     seen = []
     for dtype in (torch.float32, torch.float64):
+        tell(f"comparing logits with transformers in {str(dtype).removeprefix('torch.')}")
         theirs = load_foreign(path, kind, dtype)
         difference = logit_difference(decoder(shape, tensors, dtype), theirs, compared.tokens, compared.documents)
         expect_equal(difference, dtype, f"{path}, imported as {kind}")
