@@ -76,9 +76,9 @@ def export(
 ) -> Exported:
     """Write `subject` to the new folder `out`; its weights rounded to `dtype`, its logits compared after a reload.
 
-    `tell` hears what is being done. Raises InputError when `out` stands or `dtype` is unknown, VerificationError (exit 6) when transformers
-    computes other logits (float32: 1e-4, float64: 1e-9) or another tokenization, or when the run's ledger does
-    not hold, MachineError (71) when the disk is full.
+    `tell` hears what is being done. Raises InputError when `out` stands or `dtype` is unknown, VerificationError
+    (exit 6) when transformers computes other logits (float32: 1e-4, float64: 1e-9) or another tokenization, or
+    when the run's ledger does not hold, MachineError (71) when the disk is full.
     """
     if dtype not in DTYPES:
         raise InputError(f"--dtype is {dtype!r}; {' or '.join(DTYPES)} is expected")

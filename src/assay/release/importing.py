@@ -56,8 +56,9 @@ def import_hugging_face(
     """Write the model in the folder `path` to the new weights checkpoint `out`, with context length `block`.
 
     Weights are float32 in `out` (16-bit ones exactly so). Logits are compared between transformers on `path`
-    and this decoder on what was written; `tell` hears what is being done. Raises InputError for what cannot be represented and for `out` taken,
-    VerificationError (exit 6) when the logits differ.
+    and this decoder on what was written; `tell` hears what is being done. Raises InputError for what cannot be
+    represented and for `out` taken, VerificationError (exit 6) when the logits differ, MachineError (71) when
+    the disk is full.
     """
     if not path.is_dir():
         raise InputError(f"{path} is not a folder; a local Hugging Face folder is expected")
