@@ -81,7 +81,7 @@ def _extra(module: str) -> str | None:
     top = module.split(".")[0]
     if top in ("torch", "safetensors", "transformers"):
         return "train"
-    return "corpus" if top == "tokenizers" else None
+    return "corpus" if top in ("py3langid", "pyarrow", "rensa", "tokenizers", "zstandard") else None
 
 
 def _tell(message: str, code: int, wants_json: bool) -> None:
