@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_whole_lines_missing_at_the_end_are_found_by_any_head(tmp_path: Path, lo
     ledger.append("run.created", {"run_id": "run"})
     for number in range(4):
         ledger.append("price", {"reading": number})
-    (tmp_path / "outcome.json").write_text('{"ledger": {"seq": %d, "digest": "%s"}}' % tuple(ledger.head.values()))
+    (tmp_path / "outcome.json").write_text(json.dumps({"ledger": ledger.head}))
     assert lost_lines(tmp_path, "run") is None
     lines = ledger.path.read_bytes().splitlines(keepends=True)
     ledger.path.write_bytes(b"".join(lines[:-lost]))

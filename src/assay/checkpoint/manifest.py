@@ -6,13 +6,14 @@ needs no torch. Damage is listed, never repaired here.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.checkpoint.tensors import describe_file, state_digest
-from assay.errors import AssayError, DataError
+from assay.errors import AssayError, DataError, InputError
 from assay.files.digest import digest_file, is_digest
 from assay.files.reading import inside, read_object
 from assay.ledger.ledger import FILE as LEDGER_FILE
@@ -129,9 +130,8 @@ def lost_lines(run_path: Path, run_id: str) -> str | None:
             continue  # damage is reported by whoever loads or verifies this folder
         if manifest.run_id == run_id and type(manifest.ledger.get("seq")) is int:
             heads[manifest.ledger["seq"]] = (str(manifest.ledger.get("digest")), path.parent.name)
-    outcome = run_path / OUTCOME
-    if outcome.is_file():
-        head = read_object(outcome, "the outcome of the last process").get("ledger")
+    with contextlib.suppress(InputError):  # no outcome, or a damaged one, is no witness
+        head = read_object(run_path / OUTCOME, "the outcome of the last process").get("ledger")
         if isinstance(head, dict) and type(head.get("seq")) is int:
             heads[head["seq"]] = (str(head.get("digest")), OUTCOME)
     last = -1
