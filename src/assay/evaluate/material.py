@@ -6,7 +6,6 @@ there is None, never a substitute.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ from assay.corpus.tokenizer import Tokenizer
 from assay.data import queue as queues
 from assay.data.shard import Shard, open_shard, scan
 from assay.errors import AssayError, DataError
-from assay.files.digest import digest_file
-from assay.files.publish import MARK
 from assay.files.reading import read_bytes
 from assay.run.folder import RunFolder
+from assay.run.inputs import data_roots, queue_path, tokenizer_file
 
 
 def validation_shard(run: RunFolder) -> Shard | None:
@@ -34,7 +32,7 @@ def validation_shard(run: RunFolder) -> Shard | None:
 
 def tokenizer_digest(run: RunFolder) -> str | None:
     """The tokenizer that the run's ids belong to, as the queue's header names it; None without the queue."""
-    path = run.recipe_folder() / run.recipe().data.queue
+    path = queue_path(run, run.recipe())
     return queues.load(path).tokenizer if path.is_file() else None
 
 
@@ -47,7 +45,7 @@ def find_tokenizer(run: RunFolder) -> Tokenizer | None:
     wanted = tokenizer_digest(run)
     if wanted is None:
         return None
-    path = next((path for path in _named(_roots(run), tokenizers.FILE) if digest_file(path) == wanted), None)
+    path = tokenizer_file(run, run.recipe(), wanted)
     identity = next((shard.end_of_text for shard in _shards(run) if shard.tokenizer == wanted), None)
     if path is None or identity is None:
         return None
@@ -68,21 +66,8 @@ def read_tokenizer(path: Path, end_of_text: int) -> Tokenizer:
     return tokenizers.from_bytes(data, text, str(path))
 
 
-def _roots(run: RunFolder) -> list[Path]:
-    folder, data = run.recipe_folder(), run.recipe().data
-    return [folder / root for root in data.roots] or [(folder / data.queue).parent]
-
-
-def _named(roots: list[Path], name: str) -> Iterator[Path]:
-    for root in roots:
-        for folder, folders, files in os.walk(root):
-            folders[:] = sorted(one for one in folders if MARK not in one)
-            if name in files:
-                yield Path(folder) / name
-
-
 def _shards(run: RunFolder) -> Iterator[Shard]:
-    for root in _roots(run):
+    for root in data_roots(run, run.recipe()):
         for _, folder in scan(root):
             try:
                 yield open_shard(folder)

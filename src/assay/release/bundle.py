@@ -24,12 +24,13 @@ from assay.ledger.ledger import Receipt, read
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, Saved, gather
+from assay.run.inputs import TOKENIZER, queue_path, tokenizer_file
 
 FORMAT = "assay-bundle/1"
 INDEX_FORMAT = "assay-checkpoint-index/1"
 CODE_FORMAT = "assay-code/1"
 BUNDLE, INDEX, CODE, SUMS = "bundle.json", "checkpoints.json", "code.json", "SHA256SUMS"
-METRICS, QUEUE, TOKENIZER = "metrics.jsonl", "queue.jsonl", "tokenizer.json"
+METRICS, QUEUE = "metrics.jsonl", "queue.jsonl"
 REQUIRED = (
     manifests.MODEL,
     manifests.CONFIG,
@@ -45,7 +46,6 @@ REQUIRED = (
     SUMS,
 )
 OPTIONAL = (TOKENIZER,)
-_TOKENIZER_DEPTH = 3  # folders below a data root in which tokenizer.json is looked for
 _PIECE = 8 << 20
 
 
@@ -190,7 +190,7 @@ def _queue(run: RunFolder, recipe: Recipe, told: History) -> Path:
     """The recipe's queue when it is here and begins with what was consumed, else the longest copy in a checkpoint."""
     copies = [run.path / item.folder / manifests.QUEUE for item in told.standing if item.kind == "full"]
     copies = sorted((path for path in copies if path.is_file()), key=lambda path: path.stat().st_size)
-    path = run.recipe_folder() / recipe.data.queue
+    path = queue_path(run, recipe)
     if path.is_file():
         queues.load(path)
         if copies and not path.read_bytes().startswith(copies[-1].read_bytes()):
@@ -206,14 +206,8 @@ def _tokenizer(run: RunFolder, recipe: Recipe, name: str) -> tuple[Path | None, 
     """The file that the queue's header names by digest, or why there is none."""
     if not is_digest(name):
         return None, f"the queue names it {name!r}, not by a digest"
-    folder = run.recipe_folder()
-    roots = [folder / root for root in recipe.data.roots] or [(folder / recipe.data.queue).parent]
-    for root in roots:
-        for depth in range(_TOKENIZER_DEPTH + 1):
-            for path in sorted(root.glob("*/" * depth + TOKENIZER)):
-                if path.is_file() and digest_file(path) == name:
-                    return path, ""
-    return None, f"no {TOKENIZER} with {name} lies under the recipe's data roots"
+    path = tokenizer_file(run, recipe, name)
+    return path, "" if path else f"no {TOKENIZER} with {name} lies under the recipe's data roots"
 
 
 def _unsupported(saved: Saved, tokenizer: str) -> list[str]:

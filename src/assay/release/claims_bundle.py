@@ -14,6 +14,7 @@ from assay.files.reading import read_object
 from assay.release import bundle as bundles
 from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
 from assay.release.claims_checkpoints import read_sums
+from assay.run.inputs import TOKENIZER
 
 BUNDLE = "bundle"
 
@@ -120,7 +121,7 @@ def indexes_claim(case: Case) -> Claim:
 
 def tokenizer_claim(case: Case) -> Claim:
     """The tokenizer's file has the digest that the queue's header names."""
-    path = case.root / bundles.TOKENIZER
+    path = case.root / TOKENIZER
     if case.queue is None:
         return judge(BUNDLE, "tokenizer", [], "", "the queue that names it does not hold")
     name = case.queue.tokenizer

@@ -20,6 +20,7 @@ from assay.files.digest import PREFIX
 from assay.files.reading import read_bytes, read_object
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge
+from assay.run import inputs
 from assay.run.folder import RunFolder
 from assay.run.history import Saved
 
@@ -30,9 +31,7 @@ def data_roots(case: Case, recipe: Recipe) -> list[Path]:
     """Where shards are looked for: the folders that the caller names, then those of the recipe on this machine."""
     if case.bundle:
         return list(case.roots)
-    folder = RunFolder(case.root).recipe_folder()
-    own = [folder / root for root in recipe.data.roots] or [(folder / recipe.data.queue).parent]
-    return [*case.roots, *own]
+    return [*case.roots, *inputs.data_roots(RunFolder(case.root), recipe)]
 
 
 def queue_claim(case: Case, recipe: Recipe) -> Claim:
@@ -44,7 +43,7 @@ def queue_claim(case: Case, recipe: Recipe) -> Claim:
     faults: list[str] = []
     copies = [] if case.bundle else _copies(case)
     try:
-        path = case.root / "queue.jsonl" if case.bundle else RunFolder(case.root).recipe_folder() / recipe.data.queue
+        path = case.root / "queue.jsonl" if case.bundle else inputs.queue_path(RunFolder(case.root), recipe)
     except (AssayError, ValueError) as fault:  # ValueError: a NUL byte in the folder that origin.json names
         return judge(DATA, "queue", [str(fault)], "")
     source = "the bundle's queue" if case.bundle else "the recipe's queue"

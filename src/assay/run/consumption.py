@@ -16,6 +16,7 @@ from assay.files.reading import read_object
 from assay.run import metrics
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import history
+from assay.run.inputs import data_roots, queue_path
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
     first = recipe.start.first_update
     last = max([first, *stops])
     done = sum(stop - start for start, stop in zip(starts, stops, strict=True))
-    queue = load(run.recipe_folder() / recipe.data.queue)
+    queue = load(queue_path(run, recipe))
     return Consumption(
         run_id=told.run_id,
         name=recipe.name,
         consumed=Consumed(queue, recipe.data.seed, recipe.global_batch, first, last),
         recomputed=max(0, done - (last - first)) * recipe.positions_per_update,
-        roots=tuple(run.recipe_folder() / root for root in recipe.data.roots) or (queue.path.parent,),
+        roots=tuple(data_roots(run, recipe)),
     )
 
 

@@ -17,6 +17,7 @@ from assay.errors import AssayError, VerificationError
 from assay.run import metrics
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, history
+from assay.run.inputs import queue_path
 from assay.run.owner import is_owned
 
 # A run is called unknown when no update was seen for ten times the median update, and never
@@ -36,7 +37,7 @@ class Reported:
     lines: int
 
 
-def status(run: RunFolder, queue_path: Path | None = None) -> dict[str, Any]:
+def status(run: RunFolder) -> dict[str, Any]:
     """The contract's `status` keys for one run."""
     require_run(run)
     told = history(run.ledger)
@@ -57,7 +58,7 @@ def status(run: RunFolder, queue_path: Path | None = None) -> dict[str, Any]:
         "reported": seen.step,
         "saved": newest.step if newest else None,
         "mirrored": None,
-        "prepared": prepared(queue_path or run.recipe_folder() / recipe.data.queue),
+        "prepared": prepared(queue_path(run, recipe)),
         "order_digest": seen.order_digest,
         "loss": seen.loss,
         "segments": len(told.segments),
@@ -116,9 +117,9 @@ def _moment(stamp: str) -> datetime:
         raise VerificationError(f"the time {stamp!r} in the metrics is not RFC 3339; Assay did not write it") from None
 
 
-def prepared(queue_path: Path) -> int | None:
+def prepared(path: Path) -> int | None:
     """Updates that the queue holds, or null when it cannot be read here."""
     try:
-        return queues.load(queue_path).updates_total
+        return queues.load(path).updates_total
     except AssayError:
         return None
