@@ -6,6 +6,7 @@ standard output as well). Anything else is a bug: exit 70, with the traceback ke
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -14,6 +15,7 @@ from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
 from assay.cli.demo import demo_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
+from assay.cli.key import key_app
 from assay.cli.plan import plan_command
 from assay.cli.train import (
     abandon_command,
@@ -49,11 +51,15 @@ app.command("bundle")(bundle_command)
 app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
 app.add_typer(import_app, name="import")
+app.add_typer(key_app, name="key")
 
 
 def main() -> None:
     """Entry point of the command."""
     wants_json = "--json" in sys.argv[1:]
+    # Threads that spin while they wait for work cost a shared machine most of its speed: six times slower
+    # was measured beside one busy neighbour. Read when the OpenMP library is loaded, by children too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except AssayError as fault:
