@@ -1,7 +1,7 @@
 """The one way in which files and folders become visible: whole, or not at all.
 
 Written beside their place under a temporary name, flushed to disk, then renamed; the folder
-that holds the name is flushed too. Nothing that exists is ever replaced by `publish_folder`.
+that holds the name is flushed too. Nothing that exists is ever replaced by `publish_folder` and `publish_new`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,30 @@ MARK = ".partial-"
 
 def publish_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write `data` to `path` atomically, replacing an older file of that name."""
+    with _written_beside(path, data, mode) as temporary:
+        os.replace(temporary, path)
+    flush_folder(path.parent)
+
+
+def publish_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """As `publish_file`, but nothing is replaced: InputError when something stands at `path`.
+
+    Of several processes that publish one name at once, exactly one succeeds.
+    """
+    refuse_existing(path)
+    with _written_beside(path, data, mode) as temporary:
+        try:
+            os.link(temporary, path)  # unlike a rename, this fails when the name was taken meanwhile
+        except FileExistsError:
+            refuse_existing(path)
+            raise
+        temporary.unlink()
+    flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """A flushed temporary file beside `path`; it is removed when the block fails."""
     temporary = path.with_name(f"{path.name}{MARK}{uuid.uuid4().hex[:12]}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -27,11 +51,10 @@ def publish_file(path: Path, data: bytes, mode: int = 0o644) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    flush_folder(path.parent)
 
 
 @contextlib.contextmanager
