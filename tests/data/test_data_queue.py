@@ -307,7 +307,7 @@ def test_a_strict_queue_takes_fresh_data_only(tmp_path: Path, shard: Shard) -> N
 
 def test_a_queue_that_demands_approvals_takes_no_line_without_one(queue: Queue) -> None:
     lines = queue.path.read_bytes().splitlines()
-    header = canonical({**json.loads(lines[0]), "trust": {"reviewer": ["key"]}})
+    header = canonical({**json.loads(lines[0]), "trust": {"reviewer": ["ed25519:" + "5a" * 32]}})
     queue.path.write_bytes(header + b"\n")
     line = queues.propose(queues.load(queue.path), updates=1, parts=queue.slots[0].parts, global_batch=8)
     with pytest.raises(Refused, match="demands an approval"):

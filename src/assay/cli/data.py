@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from assay.cli.approve import approve_command
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -54,16 +56,21 @@ def verify_command(
 ) -> None:
     """Re-hash shards and check every promise of the format; exit 4 when something does not hold."""
     from assay.cli import show
+    from assay.data import approval
     from assay.data import queue as queues
     from assay.data.shard import open_shard, verify_shard
     from assay.errors import DataError
 
+    approved: list[dict[str, Any]] = []
     shards: list[Shard] = []
     problems: list[str] = []
     for path in paths:
         try:
             if path.is_file():
                 queue = queues.load(path)
+                signed, lacking = approval.survey(queue)
+                approved.extend({"queue": str(path), **entry} for entry in signed)
+                problems.extend(lacking)
                 found = queues.locate(queue, _roots(path, root))
                 shards.extend(found.values())
                 problems.extend(f"{path}: shard {name} is not here" for name in queues.missing(queue, found))
@@ -87,6 +94,7 @@ def verify_command(
         "sha256": shards[0].sha256 if len(shards) == 1 else None,
         "problems": problems,
         "shards": entries,
+        "approvals": approved,
     }
     if as_json:
         show.as_json(facts)
@@ -146,13 +154,22 @@ def create_command(
     block: Annotated[int, typer.Option(help="Context length in tokens.")],
     pool: Annotated[str | None, typer.Option(help="The pool, where it is not the shard's.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse data that the queue holds already.")] = False,
+    reviewer: Annotated[
+        list[str] | None, typer.Option(help="Public key, or its .pub file, of one who may approve slots; repeat it.")
+    ] = None,
+    threshold: Annotated[int | None, typer.Option(help="Approvals by different reviewers that a slot needs.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Begin a queue: its header line, no slots."""
     from assay.cli import show
     from assay.data.queue import create
     from assay.data.shard import open_shard
+    from assay.errors import InputError
+    from assay.ledger.keys import read_public
 
+    if threshold is not None and not reviewer:
+        raise InputError("--threshold is given without --reviewer; name the keys of those who may approve")
+    keys = [read_public(text) for text in reviewer or []]
     like = open_shard(shard)
     made = create(
         queue,
@@ -162,12 +179,15 @@ def create_command(
         tokenizer=like.tokenizer,
         pool=pool or like.pool,
         freshness="strict" if strict else None,
+        trust={"reviewer": keys, "threshold": 1 if threshold is None else threshold} if keys else None,
     )
-    shown = ("block", "dtype", "vocabulary", "tokenizer", "pool", "freshness", "head")
+    shown = ("block", "dtype", "vocabulary", "tokenizer", "pool", "freshness", "trust", "head")
     facts = {"queue": str(queue), **{key: getattr(made, key) for key in shown}}
     if as_json:
         show.as_json(facts)
     else:
+        if made.trust is not None:
+            facts["trust"] = f"{made.trust['threshold']} of {len(keys)} reviewer(s) approve each slot"
         show.console().print(show.pairs(f"created {queue}", {k: v for k, v in facts.items() if v is not None}))
 
 
@@ -201,6 +221,9 @@ def propose_command(
     )
 
 
+data_app.command("approve")(approve_command)
+
+
 @data_app.command("append")
 def append_command(
     queue: QueueFile,
@@ -211,8 +234,9 @@ def append_command(
     seed: Annotated[int | None, typer.Option(help="Check the capacity for this data seed exactly.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Append exactly those bytes to the queue, under its lock."""
+    """Append exactly those bytes to the queue, under its lock, when it has the approvals that the header demands."""
     from assay.cli import show
+    from assay.data import approval
     from assay.data import queue as queues
     from assay.errors import InputError
     from assay.files.reading import read_bytes
@@ -229,10 +253,14 @@ def append_command(
             now, updates=updates, parts=_parts(now, line), global_batch=global_batch, epochs=epochs, seed=seed
         )
     slot = queues.append(queue, content, global_batch=global_batch, seed=seed)
-    facts = _slot_facts(now, slot, global_batch, seed, slot.digest)
+    facts = {
+        **_slot_facts(now, slot, global_batch, seed, slot.digest),
+        "approved_by": list(approval.demand(now, slot)) if now.trust else None,
+    }
     if as_json:
         show.as_json(facts)
     else:
+        facts["approved_by"] = ", ".join(facts["approved_by"] or ["nobody: the queue demands no approval"])
         show.console().print(show.pairs(f"appended to {queue}", facts))
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.data import fields
+from assay.data import approval, fields
 from assay.data.order import Stream
 from assay.data.shard import DTYPES, Shard, open_shard, scan, stated_digest
 from assay.errors import DataError, InputError, Refused
@@ -157,8 +157,12 @@ def create(
     tokenizer: str,
     pool: str | None = None,
     freshness: str | None = None,
+    trust: Mapping[str, Any] | None = None,
 ) -> Queue:
-    """A new queue without slots; InputError when something is at `path` (an empty file left by a kill is taken)."""
+    """A new queue without slots; InputError when something is at `path` (an empty file left by a kill is taken).
+
+    With `trust` each slot needs approvals; for its form see `approval.trust_of`.
+    """
     record: dict[str, Any] = {
         "format": FORMAT,
         "block": block,
@@ -170,6 +174,8 @@ def create(
         record["pool"] = pool
     if freshness is not None:
         record["freshness"] = freshness
+    if trust is not None:
+        record["trust"] = dict(trust)
     _header(record, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
@@ -268,18 +274,17 @@ def append(path: Path, line: bytes, *, global_batch: int | None = None, seed: in
 
     One writer at a time, under the file's lock; a torn tail is moved aside. Everything that
     `next_slot` refuses is refused here, and the capacity is checked when `global_batch` is given.
-    A queue whose header demands approvals (`trust`) is refused: no approval is read here.
+    Refused when the line lacks the approvals that the queue's header demands (`trust`).
     """
     _first_line(path)
     with chain.lock(path) as file:
         queue = load(path)
-        if queue.trust:
-            raise Refused(f"{path} demands an approval of each slot (its header has 'trust'); none was given")
         slot = next_slot(queue, line, "the line to append")
         if global_batch is not None:
             check_capacity(queue, slot, global_batch, seed)
         elif slot.updates > slot.stream(0, queue.block).most():  # too short for any global batch
             check_capacity(queue, slot, 1)
+        approval.demand(queue, slot)
         end = chain.head(path, None, fault=DataError)
         chain.move_torn_tail(path, file, end.size)
         chain.append(file, end, lambda _: parse_json(line, "the line to append"))
@@ -413,7 +418,7 @@ def _header(record: dict[str, Any], where: str) -> dict[str, Any]:
     if "freshness" in record:
         fields.choice(record, "freshness", where, ("strict",))
     if "trust" in record:
-        fields.mapping(record, "trust", where)
+        approval.trust_of(fields.mapping(record, "trust", where), where)
     return record
 
 

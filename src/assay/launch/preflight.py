@@ -16,6 +16,7 @@ from typing import Any
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import read_manifest
 from assay.checkpoint.permission import permit
+from assay.data import approval
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.order import windows_available
@@ -113,10 +114,12 @@ def _queue(recipe: Recipe, folder: Path, found: list[Queue]) -> str:
             f"{queue.path} holds {queue.updates_total:,} updates, but this run begins at update {first:,}; "
             "append a slot"
         )
+    approval.check_slots(queue)
     found.append(queue)
     short = recipe.schedule.updates - queue.updates_total
     more = f"; {short:,} of the scheduled updates are not prepared yet" if short > 0 else ""
-    return f"{len(queue.slots)} slot(s), {queue.updates_total:,} updates{more}"
+    approved = ", each approved by its reviewers" if queue.trust else ""
+    return f"{len(queue.slots)} slot(s), {queue.updates_total:,} updates{approved}{more}"
 
 
 def _data(recipe: Recipe, folder: Path, queue: Queue, found: list[Batches]) -> str:

@@ -21,6 +21,7 @@ import torch
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.retention import remove, surplus
 from assay.checkpoint.save import Facts, document, save
+from assay.data import approval
 from assay.data import queue as queues
 from assay.data.batches import Batches, windows_digest
 from assay.data.shard import Shard, open_shard, verify_shard
@@ -272,6 +273,9 @@ def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
             _save_full(trainer, saved_steps)
             raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
         if len(queue.slots) > len(old.slots):
+            if queue.trust:
+                _save_full(trainer, saved_steps)  # before a slot may be refused
+                approval.check_slots(queue)
             roots = [trainer.recipe_folder / root for root in trainer.recipe.data.roots]
             trainer.batches = Batches(queue, roots, trainer.recipe.data.seed, trainer.recipe.global_batch)
             return
@@ -304,6 +308,8 @@ def _enter_slot(trainer: Trainer, update: int) -> int:
         "segment": trainer.segment,
         "shards": list(dict.fromkeys(part.shard for part in slot.parts)),
     }
+    if trainer.batches.queue.trust:
+        body["approved_by"] = list(approval.demand(trainer.batches.queue, slot))
     trainer.ledger.append("slot.entered", body)
     return slot.number
 
