@@ -60,6 +60,7 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder) -> list[Check]:
     queue: list[Queue] = []
     batches: list[Batches] = []
     validation: list[Shard] = []
+    check("this version", lambda: _supported(recipe))
     check("run folder", lambda: _run_folder(recipe, run))
     if check("queue", lambda: _queue(recipe, folder, queue)):
         check("data", lambda: _data(recipe, folder, queue[0], batches))
@@ -85,6 +86,20 @@ def as_facts(checks: list[Check]) -> list[dict[str, str]]:
 def receipt(checks: list[Check]) -> dict[str, Any]:
     """The body of the receipt: names and results; details stay out, since they hold paths of this machine."""
     return {"checks": [{"name": one.name, "result": one.result} for one in checks]}
+
+
+def _supported(recipe: Recipe) -> str:
+    """Keys that this version reads but cannot act on are refused: a safeguard that is ignored is none."""
+    unmet = {
+        "runtime.engine": recipe.runtime.engine == "fsdp" and "fsdp: set it to replicated",
+        "control.required": recipe.control.required and "true: set it to false",
+        "checkpoint.mirror": recipe.checkpoint.mirror is not None and "a mirror: set it to null",
+        "evaluate.suite": recipe.evaluate.suite is not None and "a suite: set it to null",
+    }
+    for key, wish in unmet.items():
+        if wish:
+            raise Refused(f"{key} asks for what this version of Assay does not do yet ({wish} to train without it)")
+    return "everything that the recipe asks for is done"
 
 
 def _run_folder(recipe: Recipe, run: RunFolder) -> str:

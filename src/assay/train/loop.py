@@ -25,12 +25,12 @@ from assay.data import approval
 from assay.data import queue as queues
 from assay.data.batches import Batches, windows_digest
 from assay.data.shard import Shard, open_shard, verify_shard
-from assay.errors import DataError, Interrupted, NumbersError
+from assay.errors import DataError, Interrupted, NumbersError, Refused
 from assay.files.digest import digest_file
 from assay.ledger.ledger import Ledger, now
 from assay.plan.cadence import checkpoint_steps
 from assay.recipe import load as recipes
-from assay.recipe.schedule import phase, rates
+from assay.recipe.schedule import decay_start, phase, rates
 from assay.recipe.schema import Recipe
 from assay.run import metrics as lines
 from assay.run.folder import RunFolder
@@ -104,12 +104,19 @@ def train(trainer: Trainer, until: int | None) -> str:
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due = _due(trainer)
     last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
+    boundary = decay_start(recipe.schedule) if recipe.schedule.intent == "no-decay" else None
     slot = -1
     trainer.progress.start(position.step, last)
 
     while position.step < last:
         began = time.perf_counter()
         update = position.step
+        if update == boundary:
+            _save_full(trainer, saved_steps)
+            raise Refused(
+                f"stopped at step {update}, saved: the decay begins here, and schedule.intent is no-decay; "
+                "this version has no way to allow it: continue from this checkpoint in a run of its own"
+            )
 
         # A new slot: its bytes are the approved ones, or nothing is trained on them.
         if trainer.batches.updates <= update:

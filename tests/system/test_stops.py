@@ -1,4 +1,4 @@
-"""A run whose data ends stops saved, with the exact shortfall, and goes on with what is appended."""
+"""Where a run must stop, saved: its data end, or the decay begins that it was meant not to have."""
 
 from __future__ import annotations
 
@@ -85,3 +85,12 @@ def test_a_consumed_slot_with_other_bytes_is_refused(project: Project, tmp_path:
     append(project, 30, 9)
     assert drive(recipe, run, resume=True) == 4
     assert history(RunFolder(run).ledger).segments[-1].outcome == "failed"
+
+
+def test_an_intent_of_no_decay_stops_saved_where_the_decay_begins(project: Project, tmp_path: Path) -> None:
+    run, recipe = tmp_path / "run", project.recipe(schedule__intent="no-decay")
+    assert drive(recipe, run) == 3
+    facts = status(RunFolder(run))
+    assert (facts["reported"], facts["saved"]) == (18, 18), "24 updates less a quarter"
+    assert all(line["lr"] == 0.003 for line in metrics.read(run / "metrics.jsonl") if line["update"] >= 3)
+    assert drive(recipe, run, resume=True) == 3, "a resume does not slip past the boundary"
