@@ -167,7 +167,7 @@ def _facts(
         ("the bundle stands alone", count(bundled)),
         (
             "the export is the model",
-            f"{exported['architecture']}, logits differ by {exported['max_logit_difference']:.1e} at most",
+            f"{exported['architecture']}, largest logit difference after a reload {exported['max_logit_difference']:g}",
         ),
     ]
     return {
@@ -203,6 +203,7 @@ def _kill(stage: Stage, training: subprocess.Popen[bytes]) -> None:
     code = training.wait()
     if code != 71:
         raise SystemExit(code or 70)
+    _tell("(exit 71, as intended: the demo killed it itself)")
 
 
 def _conclude(place: Path, facts: dict[str, Any]) -> None:
@@ -224,7 +225,7 @@ def _conclude(place: Path, facts: dict[str, Any]) -> None:
     )
     out.print("\nTry next:")
     for words in (f"status {place}/run", f"verify {place}/bundle", f"data exposure {place}/run"):
-        out.print(f"  assay {words}")
+        out.print(f"  {_typed()} {words}")
 
 
 def _samples(place: Path) -> list[str]:
@@ -241,6 +242,13 @@ def _samples(place: Path) -> list[str]:
         raise DataError(f"{place}/data holds no tokenizer.json with the digest that the queue names")
     model = decoder(subject.shape, subject.tensors)
     return [sample(model, tokenizer, prompt, 60, seed=1) for prompt in PROMPTS]
+
+
+def _typed() -> str:
+    """What a user types here for this command: its name where the shell finds it, else its path."""
+    if shutil.which("assay") is not None:
+        return "assay"
+    return min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
 
 
 def _assay() -> list[str]:
