@@ -16,7 +16,7 @@ from assay.data.shard import Shard
 from assay.errors import VerificationError
 from assay.evaluate.perplexity import Measured
 from assay.evaluate.subject import Subject
-from assay.files.digest import digest, digest_file
+from assay.files.digest import digest, digest_small
 from assay.files.publish import publish_file
 from assay.files.reading import read_object
 from assay.run.folder import RunFolder
@@ -66,7 +66,7 @@ def record(run: RunFolder, found: dict[str, Any]) -> Recorded:
     while (path := _path(run, found, number)).exists() or f"evaluations/{path.name}" in stated:
         name = f"evaluations/{path.name}"
         receipt = stated.get(name)
-        if receipt is not None and (not path.is_file() or digest_file(path) != receipt.body.get("sha256")):
+        if receipt is not None and (not path.is_file() or digest_small(path) != receipt.body.get("sha256")):
             raise VerificationError(
                 f"{path} is not the file that receipt {receipt.seq} of {run.ledger} names; bring the original back"
             )

@@ -21,7 +21,7 @@ from assay.checkpoint.save import tensor_digests
 from assay.checkpoint.tensors import state_digest
 from assay.errors import DataError, InputError
 from assay.evaluate.hugging_face import read_model
-from assay.files.digest import digest_file
+from assay.files.digest import digest_small
 from assay.files.reading import read_object
 from assay.model.decoder import Decoder
 from assay.model.initial import empty
@@ -148,7 +148,7 @@ def _as_received(run: RunFolder, item: Saved) -> None:
     path = run.path / item.folder / manifests.MANIFEST
     if not path.is_file():
         raise DataError(f"{path} is missing")
-    if digest_file(path) != item.manifest_sha256:
+    if digest_small(path) != item.manifest_sha256:
         raise DataError(f"{path} is not the one that receipt {item.seq} names")
 
 

@@ -17,6 +17,7 @@ from assay.errors import InputError
 
 PREFIX = "sha256:"
 _PIECE = 1 << 20
+_SMALL = 64 << 20
 _LARGEST_INTEGER = 2**53 - 1
 
 
@@ -35,6 +36,14 @@ def digest_file(path: Path) -> str:
     """Digest of a file's bytes, read in pieces of 1 MiB."""
     with path.open("rb") as file:
         return digest(iter(lambda: file.read(_PIECE), b""))
+
+
+def digest_small(path: Path) -> str | None:
+    """Digest of a file that is small by its nature; None, equal to no digest, when it is above 64 MiB.
+
+    A giant in the place of a manifest would be hashed for hours before it was found to be another file.
+    """
+    return digest_file(path) if path.stat().st_size <= _SMALL else None
 
 
 def is_digest(value: object) -> bool:

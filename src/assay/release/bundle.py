@@ -17,7 +17,7 @@ from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import problems, read_manifest
 from assay.data import queue as queues
 from assay.errors import DataError, InputError, VerificationError
-from assay.files.digest import PREFIX, digest_file, is_digest
+from assay.files.digest import PREFIX, digest_file, digest_small, is_digest
 from assay.files.publish import publish_file, publish_folder
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Receipt, read
@@ -172,14 +172,14 @@ def _chosen(told: History, step: int | None) -> Saved:
 def _refuse_damage(run: RunFolder, told: History, saved: Saved) -> None:
     stated = told.created.body["files"]
     for path in (run.recipe_yaml, run.recipe_json):
-        if not path.is_file() or digest_file(path) != stated.get(path.name):
+        if not path.is_file() or digest_small(path) != stated.get(path.name):
             raise VerificationError(f"{path} has not the bytes that receipt 0 states; see assay verify {run.path}")
     sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     if sealed and (not run.metrics.is_file() or run.metrics.stat().st_size < sealed):
         raise VerificationError(f"{run.metrics} is shorter than the {sealed:,} bytes that receipts seal")
     folder = run.path / saved.folder
     manifest = read_manifest(folder)
-    if digest_file(folder / manifests.MANIFEST) != saved.manifest_sha256:
+    if digest_small(folder / manifests.MANIFEST) != saved.manifest_sha256:
         raise DataError(f"{folder / manifests.MANIFEST} is not the one that receipt {saved.seq} names")
     faults = problems(manifest)
     if faults:

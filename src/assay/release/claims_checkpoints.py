@@ -17,7 +17,7 @@ from assay.checkpoint.manifest import Manifest, problems, read_manifest
 from assay.checkpoint.tensors import describe_file, state_digest
 from assay.data.batches import order_next
 from assay.errors import AssayError, InputError
-from assay.files.digest import PREFIX, digest_file, is_digest, raw
+from assay.files.digest import PREFIX, digest_file, digest_small, is_digest, raw
 from assay.files.publish import leftovers
 from assay.files.reading import inside, read_object, read_text
 from assay.ledger.ledger import Receipt
@@ -294,7 +294,7 @@ def evaluation_claim(case: Case, receipt: Receipt) -> Claim:
             path = inside(case.root / "evaluations", name, f"receipt {receipt.seq}")
         if not path.is_file():
             faults.append(f"{case.root / name} is missing")
-        elif (found := digest_file(path)) != body.get("sha256"):
+        elif (found := digest_small(path)) != body.get("sha256"):
             faults.append(differ(str(path), "the digest", body.get("sha256"), found))
         else:
             result = read_object(path, "an evaluation")
