@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from assay.cli.main import main
 from assay.data import queue as queues
 from assay.data.shard import Shard, Source, write_shard
 
@@ -32,6 +34,20 @@ def make_shard() -> MakeShard:
         return write_shard(path, texts, vocabulary=vocabulary, **{**known, **more})
 
     return make
+
+
+@pytest.fixture
+def assay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["assay", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
 
 
 @pytest.fixture

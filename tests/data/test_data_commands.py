@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from assay.cli.main import main
 from assay.data import queue as queues
 from assay.data.batches import Batches, order_next
 from assay.data.queue import Queue
@@ -22,20 +20,6 @@ from assay.ledger.ledger import Ledger, read
 
 Answer = tuple[int, str, str]
 Command = Callable[..., Answer]
-
-
-@pytest.fixture
-def assay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process: exit code, standard output, standard error."""
-
-    def run(*words: object) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["assay", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def facts(answer: Answer, code: int = 0) -> dict[str, Any]:
