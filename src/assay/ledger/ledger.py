@@ -62,9 +62,9 @@ class Ledger:
         self.path = path
         self.run_id = run_id
         self._head = chain.Head(0, first_previous(run_id), 0)
-        for link in chain.read(path, first_previous(run_id)):
-            _receipt(link, path)
-            self._head = chain.Head(link.number + 1, link.digest, link.end)
+        self._others: list[Receipt] = []
+        self._catch_up()
+        self._others.clear()
 
     @classmethod
     def create(cls, path: Path, run_id: str) -> Ledger:
@@ -87,9 +87,7 @@ class Ledger:
         Raises VerificationError when the chain on disk is not the one that was verified before.
         """
         with chain.lock(self.path) as file:
-            for link in chain.read(self.path, first_previous(self.run_id), after=self._head):
-                _receipt(link, self.path)
-                self._head = chain.Head(link.number + 1, link.digest, link.end)
+            self._catch_up()
             torn = chain.move_torn_tail(self.path, file, self._head.size)
             if torn:
                 self._head = chain.append(
@@ -103,6 +101,19 @@ class Ledger:
 
             self._head = chain.append(file, self._head, make)
         return Receipt(self._head.lines - 1, written["time"], kind, body, self._head.digest)
+
+    def others(self) -> list[Receipt]:
+        """Receipts that other processes appended since this was asked last; one `stat` when there are none."""
+        if self.path.stat().st_size != self._head.size:
+            self._catch_up()
+        new, self._others = self._others, []
+        return new
+
+    def _catch_up(self) -> None:
+        """Verify and take up what stands behind the head."""
+        for link in chain.read(self.path, first_previous(self.run_id), after=self._head):
+            self._others.append(_receipt(link, self.path))
+            self._head = chain.Head(link.number + 1, link.digest, link.end)
 
 
 def _record(head: chain.Head, kind: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def train(trainer: Trainer, until: int | None) -> str:
 
         # Whatever this step is due.
         with trainer.spent.on("checks"):
-            cause = trainer.watch.cause()
+            cause = trainer.watch.cause(trainer.ledger)
         trainer.spent.total += time.perf_counter() - began
         if step in due["full"] or step == last:
             _save_full(trainer, saved_steps)
@@ -293,7 +293,7 @@ def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
             trainer.tell(f"waiting for slot {len(queue.slots)} of {queue.path} (data.when_missing: wait)")
             _save_full(trainer, saved_steps)
             told = True
-        cause = trainer.watch.cause()
+        cause = trainer.watch.cause(trainer.ledger)
         if cause is not None:
             _interrupt(trainer, saved_steps, cause)
         time.sleep(1.0)

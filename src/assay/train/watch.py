@@ -12,8 +12,7 @@ import signal
 import sys
 from types import FrameType
 
-from assay.run.folder import RunFolder
-from assay.run.history import history
+from assay.ledger.ledger import Ledger
 
 _PR_SET_PDEATHSIG = 1
 
@@ -21,11 +20,10 @@ _PR_SET_PDEATHSIG = 1
 class Watch:
     """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop` or `guard`."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self) -> None:
         """Take over SIGTERM and SIGINT of this process."""
-        self._run = run
         self._signal: int | None = None
-        self._size = run.ledger.stat().st_size
+        self._hold: str | None = None
         self._parent = os.getppid()
         signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
@@ -45,14 +43,11 @@ class Watch:
         """True after SIGTERM or SIGINT; costs nothing."""
         return self._signal is not None
 
-    def cause(self) -> str | None:
-        """Why to stop, or None. Reads the ledger only when it grew by another process's receipt."""
+    def cause(self, ledger: Ledger) -> str | None:
+        """Why to stop, or None. `ledger` is the rank's own; others' receipts are read when it grew by them."""
         if self._signal is not None:
             return "signal"
-        size = self._run.ledger.stat().st_size
-        if size != self._size:
-            self._size = size
-            hold = history(self._run.ledger).hold
-            if hold is not None:
-                return str(hold.body["cause"])
-        return None
+        for receipt in ledger.others():
+            if receipt.kind in ("hold", "released"):
+                self._hold = str(receipt.body["cause"]) if receipt.kind == "hold" else None
+        return self._hold

@@ -77,13 +77,13 @@ def run_job(job: argparse.Namespace) -> int:
 
 def _owned(run: RunFolder, job: argparse.Namespace) -> int:
     """Prepare the run's files, then train; every end from here on is a receipt."""
-    watch = Watch(run)
+    watch = Watch()
     recipe = recipes.load(job.recipe)
+    ledger = run.open_ledger()  # before it is read: a hold that comes in between is seen by the watch
     told = history(run.ledger)
     permit(run, recipe, told)
     for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
         _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
-    ledger = run.open_ledger()
     sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
