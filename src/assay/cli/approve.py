@@ -10,24 +10,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.cli.options import JsonOption, RootOption
+
 if TYPE_CHECKING:
     from assay.data.queue import Queue
 
 
 def approve_command(
-    line: Annotated[Path, typer.Argument(metavar="LINE", help="The file with the line that data propose printed.")],
-    key: Annotated[Path, typer.Option(help="The reviewer's private key file.")],
+    line: Annotated[Path, typer.Argument(metavar="LINE", help="The file with the line that data propose printed")],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="The reviewer's private key file")],
     queue: Annotated[
-        Path | None, typer.Option(help="The queue; by default the one beside LINE whose head the line names.")
+        Path | None,
+        typer.Option(metavar="QUEUE", help="The queue; default: the one beside LINE whose head the line names"),
     ] = None,
-    licences: Annotated[Path | None, typer.Option(help="A report on licences, signed by its digest.")] = None,
-    overlap: Annotated[Path | None, typer.Option(help="A report on overlap, signed by its digest.")] = None,
-    root: Annotated[
-        list[Path] | None, typer.Option("--root", help="Where shards are looked for, besides the hints.")
+    licences: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A report on licences, signed by its digest")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    overlap: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A report on overlap, signed by its digest")
+    ] = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Sign exactly that line for its queue and head; the approval lies beside the queue."""
+    """Sign exactly that line for its queue
+
+    The approval names the line by its digest, so it fits one queue at one head; it lies beside the queue.
+    """
     from dataclasses import replace
 
     from assay.cli import show

@@ -1,4 +1,4 @@
-"""`assay data …`: shards, queue, order, batches and exposure on the command line.
+"""`assay data …`: queue, order, batches and exposure on the command line; shards are in `cli.shards`.
 
 Parses, calls the room and shows tables or one JSON object; rooms are imported inside the commands.
 """
@@ -12,155 +12,47 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.approve import approve_command
+from assay.cli.options import JsonOption, QueueArgument, RootOption
+from assay.cli.shards import adopt_command, inspect_command, roots_of, verify_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assay.data.queue import Part, Queue, Slot
-    from assay.data.shard import Shard, Source
     from assay.run.consumption import Consumption
 
-data_app = typer.Typer(help="Shards, queue, order, batches, exposure.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="Shards, queue, order, batches, exposure", no_args_is_help=True, rich_markup_mode=None)
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-QueueFile = Annotated[Path, typer.Argument(help="The queue file.", show_default=False)]
-Roots = Annotated[list[Path] | None, typer.Option("--root", help="Where shards are looked for, besides the hints.")]
-Seed = Annotated[int, typer.Option(help="The data seed.")]
-GlobalBatch = Annotated[int, typer.Option(help="Sequences in one update.")]
-
-
-@data_app.command("inspect")
-def inspect_command(path: Annotated[Path, typer.Argument(help="A shard folder.")], as_json: AsJson = False) -> None:
-    """Show a shard's manifest, after checking sizes; nothing is hashed."""
-    from dataclasses import asdict
-
-    from assay.cli import show
-    from assay.data.shard import open_shard
-
-    shard = open_shard(path)
-    facts = {**_shard_facts(shard), "problems": None, "sources": [asdict(source) for source in shard.sources]}
-    if as_json:
-        show.as_json(facts)
-        return
-    show.console().print(show.pairs(str(path), _shard_facts(shard)))
-    columns = ("source", "start", "stop", "language", "licence", "revision")
-    rows = [["unknown" if v is None else v for v in source.values()] for source in facts["sources"]]
-    show.console().print(show.table("", columns, rows))
+Seed = Annotated[int, typer.Option(metavar="S", help="The data seed")]
+GlobalBatch = Annotated[int, typer.Option(metavar="B", help="Sequences in one update")]
+Epochs = Annotated[int, typer.Option(metavar="E", help="How often the slot's data may be read")]
+CapacitySeed = Annotated[int | None, typer.Option(metavar="S", help="Check the capacity for this data seed exactly")]
 
 
-@data_app.command("verify")
-def verify_command(
-    paths: Annotated[list[Path], typer.Argument(help="Shard folders, or queue files with all their shards.")],
-    root: Roots = None,
-    as_json: AsJson = False,
-) -> None:
-    """Re-hash shards and check every promise of the format; exit 4 when something does not hold."""
-    from assay.cli import show
-    from assay.data import approval
-    from assay.data import queue as queues
-    from assay.data.shard import open_shard, verify_shard
-    from assay.errors import DataError
-
-    approved: list[dict[str, Any]] = []
-    shards: list[Shard] = []
-    problems: list[str] = []
-    for path in paths:
-        try:
-            if path.is_file():
-                queue = queues.load(path)
-                signed, lacking = approval.survey(queue)
-                approved.extend({"queue": str(path), **entry} for entry in signed)
-                problems.extend(lacking)
-                found = queues.locate(queue, _roots(path, root))
-                shards.extend(found.values())
-                problems.extend(f"{path}: shard {name} is not here" for name in queues.missing(queue, found))
-            else:
-                shards.append(open_shard(path))
-        except DataError as fault:  # one damaged shard does not keep the others from being looked at
-            problems.append(str(fault))
-    whole = not problems
-    entries = []
-    for shard in shards:
-        show.note(f"reading {shard.path} ({shard.tokens:,} tokens)")
-        wrong = verify_shard(shard)
-        entries.append({"path": str(shard.path), **_shard_facts(shard), "problems": wrong})
-        problems.extend(f"{shard.path}: {text}" for text in wrong)
-    counts = [shard.documents for shard in shards]
-    facts = {
-        "ok": not problems,
-        "tokens": sum(shard.tokens for shard in shards) if whole else None,
-        "documents": sum(count for count in counts if count is not None) if whole and None not in counts else None,
-        "dtype": shards[0].dtype if len(shards) == 1 else None,
-        "sha256": shards[0].sha256 if len(shards) == 1 else None,
-        "problems": problems,
-        "shards": entries,
-        "approvals": approved,
-    }
-    if as_json:
-        show.as_json(facts)
-    else:
-        rows = [(e["path"], e["tokens"], e["documents"], e["dtype"], e["sha256"], len(e["problems"])) for e in entries]
-        show.console().print(show.table("", ("shard", "tokens", "documents", "dtype", "sha256", "problems"), rows))
-        for text in problems:
-            show.note(f"assay: {text}")
-    if problems:
-        raise typer.Exit(4)
-
-
-@data_app.command("adopt")
-def adopt_command(
-    files: Annotated[list[Path], typer.Argument(help="TOKENS [DOCUMENTS] OUT: the pack's files and the new folder.")],
-    vocabulary: Annotated[int, typer.Option(help="Largest id that can occur, added tokens included, plus one.")],
-    tokenizer: Annotated[str, typer.Option(help="Digest or name of the tokenizer.")],
-    end_of_text: Annotated[int, typer.Option(help="The id that ends every document.")],
-    dtype: Annotated[str | None, typer.Option(help="uint16 or uint32; by default what the vocabulary needs.")] = None,
-    pool: Annotated[str, typer.Option(help="The pool that the data belongs to.")] = "base",
-    source: Annotated[list[str] | None, typer.Option(help="NAME, or NAME:STOP for each of several, in order.")] = None,
-    language: Annotated[list[str] | None, typer.Option(help="Language of each source, in order.")] = None,
-    licence: Annotated[list[str] | None, typer.Option(help="Licence of each source, in order.")] = None,
-    revision: Annotated[list[str] | None, typer.Option(help="Revision of each source, in order.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take over train.bin and docs.idx, or a headerless .bin, without copying; everything is read and checked once."""
-    from assay.cli import show
-    from assay.data.shard import adopt, dtype_for
-    from assay.errors import InputError
-
-    if len(files) not in (2, 3):
-        raise InputError(f"{len(files)} path(s) given; TOKENS OUT or TOKENS DOCUMENTS OUT is expected")
-    chosen = dtype or dtype_for(vocabulary)
-    shard = adopt(
-        files[0],
-        files[1] if len(files) == 3 else None,
-        files[-1],
-        dtype=chosen,
-        vocabulary=vocabulary,
-        tokenizer=tokenizer,
-        end_of_text=end_of_text,
-        pool=pool,
-        sources=_sources(files[0], chosen, source or ["adopted"], language or [], licence or [], revision or []),
-    )
-    facts = {**_shard_facts(shard), "problems": []}
-    if as_json:
-        show.as_json(facts)
-    else:
-        show.console().print(show.pairs(f"adopted {shard.path}", facts))
+data_app.command("inspect")(inspect_command)
+data_app.command("verify")(verify_command)
+data_app.command("adopt")(adopt_command)
 
 
 @data_app.command("create")
 def create_command(
-    queue: QueueFile,
-    shard: Annotated[Path, typer.Option(help="A shard that gives dtype, vocabulary, tokenizer and pool.")],
-    block: Annotated[int, typer.Option(help="Context length in tokens.")],
-    pool: Annotated[str | None, typer.Option(help="The pool, where it is not the shard's.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse data that the queue holds already.")] = False,
+    queue: QueueArgument,
+    shard: Annotated[
+        Path, typer.Option(metavar="SHARD", help="A shard that gives dtype, vocabulary, tokenizer and pool")
+    ],
+    block: Annotated[int, typer.Option(metavar="N", help="Context length in tokens")],
+    pool: Annotated[str | None, typer.Option(metavar="NAME", help="The pool, where it is not the shard's")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse data that the queue holds already")] = False,
     reviewer: Annotated[
-        list[str] | None, typer.Option(help="Public key, or its .pub file, of one who may approve slots; repeat it.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Public key, or its .pub file, of one who may approve; may be repeated"),
     ] = None,
-    threshold: Annotated[int | None, typer.Option(help="Approvals by different reviewers that a slot needs.")] = None,
-    as_json: AsJson = False,
+    threshold: Annotated[
+        int | None, typer.Option(metavar="N", help="Approvals by different reviewers that a slot needs")
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Begin a queue: its header line, no slots."""
+    """Begin a queue: its header, no slots"""
     from assay.cli import show
     from assay.data.queue import create
     from assay.data.shard import open_shard
@@ -193,15 +85,18 @@ def create_command(
 
 @data_app.command("propose")
 def propose_command(
-    queue: QueueFile,
-    shards: Annotated[list[str], typer.Argument(help="SHARD or SHARD:START:STOP, in order.")],
+    queue: QueueArgument,
+    shards: Annotated[list[str], typer.Argument(metavar="SHARDS", help="SHARD or SHARD:START:STOP, in order")],
     global_batch: GlobalBatch,
-    updates: Annotated[int, typer.Option(help="Updates of the slot.")],
-    epochs: Annotated[int, typer.Option(help="How often the slot's data may be read.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Check the capacity for this data seed exactly.")] = None,
-    as_json: AsJson = False,
+    updates: Annotated[int, typer.Option(metavar="N", help="Updates of the slot")],
+    epochs: Epochs = 1,
+    seed: CapacitySeed = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the exact next line of the queue; nothing is written."""
+    """Print the exact next line of a queue
+
+    Nothing is written.
+    """
     from assay.cli import show
     from assay.data import queue as queues
 
@@ -226,15 +121,24 @@ data_app.command("approve")(approve_command)
 
 @data_app.command("append")
 def append_command(
-    queue: QueueFile,
-    line: Annotated[list[str], typer.Argument(help="The file with the proposed line; with --updates: shards.")],
-    global_batch: Annotated[int | None, typer.Option(help="Sequences in one update; checks the capacity.")] = None,
-    updates: Annotated[int | None, typer.Option(help="Updates of the slot: propose and append at once.")] = None,
-    epochs: Annotated[int, typer.Option(help="How often the slot's data may be read.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Check the capacity for this data seed exactly.")] = None,
-    as_json: AsJson = False,
+    queue: QueueArgument,
+    line: Annotated[
+        list[str], typer.Argument(metavar="LINE", help="The file with the proposed line; with --updates: shards")
+    ],
+    global_batch: Annotated[
+        int | None, typer.Option(metavar="B", help="Sequences in one update; checks the capacity")
+    ] = None,
+    updates: Annotated[
+        int | None, typer.Option(metavar="N", help="Updates of the slot: propose and append at once")
+    ] = None,
+    epochs: Epochs = 1,
+    seed: CapacitySeed = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Append exactly those bytes to the queue, under its lock, when it has the approvals that the header demands."""
+    """Append exactly that line to its queue
+
+    Under the queue's lock, and only with the approvals that its header demands.
+    """
     from assay.cli import show
     from assay.data import approval
     from assay.data import queue as queues
@@ -266,14 +170,17 @@ def append_command(
 
 @data_app.command("order")
 def order_command(
-    queue: QueueFile,
+    queue: QueueArgument,
     seed: Seed,
-    slot: Annotated[int, typer.Option(help="Slot number, from zero.")],
-    epoch: Annotated[int, typer.Option(help="Epoch of the slot, from zero.")] = 0,
-    first: Annotated[int, typer.Option(help="How many window indices are shown.")] = 8,
-    as_json: AsJson = False,
+    slot: Annotated[int, typer.Option(metavar="K", help="Slot number, from zero")],
+    epoch: Annotated[int, typer.Option(metavar="E", help="Epoch of the slot, from zero")] = 0,
+    first: Annotated[int, typer.Option(metavar="N", help="How many window indices are shown")] = 8,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the order of one slot's epoch; the data need not be here."""
+    """Show which window comes when
+
+    The order of one slot's epoch; the data need not be here.
+    """
     from assay.cli import show
     from assay.data import order
     from assay.data import queue as queues
@@ -301,17 +208,26 @@ def order_command(
 
 @data_app.command("batches")
 def batches_command(
-    queue: QueueFile,
+    queue: QueueArgument,
     seed: Seed,
     global_batch: GlobalBatch,
-    updates: Annotated[str | None, typer.Option(help="Update numbers, 3,17; default: slot boundaries.")] = None,
-    expect: Annotated[Path | None, typer.Option(help="What data batches --json printed elsewhere.")] = None,
-    chain: Annotated[bool, typer.Option("--chain", help="Order digest after the last update too.")] = False,
-    run: Annotated[Path | None, typer.Option(help="Write the comparison as a receipt into this run's ledger.")] = None,
-    root: Roots = None,
-    as_json: AsJson = False,
+    updates: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Update numbers such as 3,17; default: slot boundaries")
+    ] = None,
+    expect: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What data batches --json printed elsewhere")
+    ] = None,
+    chain: Annotated[bool, typer.Option("--chain", help="Order digest after the last update too")] = False,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Write the comparison as a receipt into this run's ledger")
+    ] = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Batch digests without training; with --expect compared with another trainer's (exit 6 when they differ)."""
+    """Compute batch digests without training
+
+    With --expect they are compared with another trainer's: exit 6 when they differ.
+    """
     from assay.cli import show
     from assay.data import batches as reading
     from assay.data import queue as queues
@@ -322,7 +238,7 @@ def batches_command(
         raise InputError("--run is given without --expect; a receipt states a comparison")
     now = queues.load(queue)
     expected = reading.read_expected(expect) if expect is not None else None
-    opened = reading.Batches(now, _roots(queue, root), seed, global_batch)
+    opened = reading.Batches(now, roots_of(queue, root), seed, global_batch)
     if updates is not None:
         wanted = sorted(set(reading.parse_updates(updates)))
         expected = {u: found for u, found in expected.items() if u in wanted} if expected is not None else None
@@ -368,20 +284,26 @@ def batches_command(
 
 @data_app.command("exposure")
 def exposure_command(
-    path: Annotated[Path, typer.Argument(help="A run folder or a queue file.")],
-    seed: Annotated[int | None, typer.Option(help="The data seed (for a queue).")] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Sequences in one update (for a queue).")] = None,
-    updates: Annotated[str | None, typer.Option(help="A:B, half-open (for a queue).")] = None,
-    slot: Annotated[int, typer.Option(help="The slot whose stream the ranges are offsets in.")] = 0,
-    ranges: Annotated[list[str] | None, typer.Option("--range", help="a:b in that stream, half-open.")] = None,
-    ancestry: Annotated[bool, typer.Option("--ancestry", help="Count the runs that this one began from too.")] = False,
-    declared: Annotated[
-        list[str] | None, typer.Option(help="NAME:POSITIONS of an ancestor without a ledger; added, never merged.")
+    path: Annotated[Path, typer.Argument(metavar="RUN-OR-QUEUE", help="A run folder or a queue file")],
+    seed: Annotated[int | None, typer.Option(metavar="S", help="The data seed (for a queue)")] = None,
+    global_batch: Annotated[int | None, typer.Option(metavar="B", help="Sequences in one update (for a queue)")] = None,
+    updates: Annotated[str | None, typer.Option(metavar="A:B", help="Updates, half-open (for a queue)")] = None,
+    slot: Annotated[int, typer.Option(metavar="K", help="The slot whose stream the ranges are offsets in")] = 0,
+    ranges: Annotated[
+        list[str] | None, typer.Option("--range", metavar="A:B", help="Range in that stream, half-open")
     ] = None,
-    root: Roots = None,
-    as_json: AsJson = False,
+    ancestry: Annotated[bool, typer.Option("--ancestry", help="Count the runs that this one began from too")] = False,
+    declared: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:POSITIONS", help="An ancestor without a ledger; added, never merged"),
+    ] = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Positions by source, language and range, distinct and repeated; the data need not be here."""
+    """Count what was trained on
+
+    Positions by source, language and range, distinct and repeated; the data need not be here.
+    """
     from assay.cli import show
     from assay.data import exposure
     from assay.data import queue as queues
@@ -407,7 +329,7 @@ def exposure_command(
             raise InputError(f"--ancestry is given for the queue {path}; only a run has ancestors")
         first, last = exposure.parse_interval(updates, "--updates")
         consumed, recomputed = exposure.Consumed(queues.load(path), seed, global_batch, first, last), 0
-        places = _roots(path, root)
+        places = roots_of(path, root)
     asked = [exposure.parse_interval(text, "--range") for text in ranges or []]
     terms = [exposure.parse_declared(text) for text in declared or []]
     shards = queues.locate(consumed.queue, places)
@@ -468,33 +390,6 @@ def _parts(queue: Queue, shards: Sequence[str]) -> list[Part]:
     return parts
 
 
-def _sources(
-    tokens_file: Path, dtype: str, names: list[str], languages: list[str], licences: list[str], revisions: list[str]
-) -> list[Source]:
-    """Sources from `NAME` or `NAME:STOP`, one after another; the last one ends with the file."""
-    from assay.data.shard import Source, little
-    from assay.errors import InputError
-
-    if not tokens_file.is_file():
-        raise InputError(f"{tokens_file} does not exist or is no file; a file of token ids is expected there")
-    for option, values in (("--language", languages), ("--licence", licences), ("--revision", revisions)):
-        if values and len(values) != len(names):
-            raise InputError(f"{option} is given {len(values)} times for {len(names)} sources; give it once for each")
-    tokens = tokens_file.stat().st_size // little(dtype).itemsize if dtype in ("uint16", "uint32") else 0
-    sources: list[Source] = []
-    at = 0
-    for number, text in enumerate(names):
-        name, colon, end = text.rpartition(":")
-        last = number == len(names) - 1
-        if not (colon and end.isdigit()) and not last:
-            raise InputError(f"--source {text!r} does not say where it stops; NAME:STOP is expected before the last")
-        stop = int(end) if colon and end.isdigit() else tokens
-        more = [values[number] if values else None for values in (languages, licences, revisions)]
-        sources.append(Source(name if colon and end.isdigit() else text, at, stop, *more))
-        at = stop
-    return sources
-
-
 def _slot_facts(queue: Queue, slot: Slot, global_batch: int | None, seed: int | None, head: str) -> dict[str, Any]:
     from assay.data.queue import available_windows
 
@@ -508,21 +403,3 @@ def _slot_facts(queue: Queue, slot: Slot, global_batch: int | None, seed: int | 
         "windows_available": available_windows(queue, slot, seed),
         "head": head,
     }
-
-
-def _shard_facts(shard: Shard) -> dict[str, Any]:
-    return {
-        "tokens": shard.tokens,
-        "documents": shard.documents,
-        "dtype": shard.dtype,
-        "sha256": shard.sha256,
-        "vocabulary": shard.vocabulary,
-        "tokenizer": shard.tokenizer,
-        "end_of_text": shard.end_of_text,
-        "pool": shard.pool,
-    }
-
-
-def _roots(queue: Path, roots: list[Path] | None) -> list[Path]:
-    """Where shards are looked for: the roots given, else the queue's own folder."""
-    return roots or [queue.parent]

@@ -11,19 +11,23 @@ from typing import Annotated, Any
 
 import typer
 
-import_app = typer.Typer(help="Models of others as weights checkpoints.", no_args_is_help=True)
+from assay.cli.options import JsonOption, StepOption
 
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on standard output")]
-StepOption = Annotated[int | None, typer.Option(help="the checkpoint's step; default: the newest that holds")]
+import_app = typer.Typer(help="Take in the models of others", no_args_is_help=True, rich_markup_mode=None)
 
 
 def evaluate_command(
-    model: Annotated[Path, typer.Argument(metavar="RUN-or-MODEL", help="a run, a checkpoint or a Hugging Face folder")],
+    model: Annotated[Path, typer.Argument(metavar="RUN-OR-MODEL", help="A run, a checkpoint or a Hugging Face folder")],
     step: StepOption = None,
-    data: Annotated[Path | None, typer.Option(help="the shard to measure on; default: the run's validation")] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="SHARD", help="The shard to measure on; default: the run's validation")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Loss, perplexity and bits per byte, pinned to step and weights digest."""
+    """Measure loss, perplexity and bits per byte
+
+    The result is pinned to step and weights digest; a run keeps it and states it in its ledger.
+    """
     import torch
 
     from assay.cli.show import as_json, console, pairs
@@ -79,13 +83,16 @@ def evaluate_command(
 
 
 def export_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="a run or a checkpoint folder")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="the new Hugging Face folder")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a checkpoint folder")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist")],
     step: StepOption = None,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="Either float32 or bfloat16")] = "float32",
     json: JsonOption = False,
 ) -> None:
-    """A checkpoint as a Hugging Face folder, its logits compared after a reload."""
+    """Write a Hugging Face folder
+
+    It is done only after a reload in transformers gave the same logits.
+    """
     from assay.cli.show import as_json, console, note, pairs
     from assay.errors import InputError
     from assay.evaluate.subject import open_subject
@@ -128,12 +135,15 @@ def export_command(
 
 @import_app.command("hf")
 def import_hf(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="a local Hugging Face folder")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="the new weights checkpoint")],
-    block: Annotated[int | None, typer.Option(help="context length; default: the model's own")] = None,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A local Hugging Face folder")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist")],
+    block: Annotated[int | None, typer.Option(metavar="N", help="Context length; default: the model's own")] = None,
     json: JsonOption = False,
 ) -> None:
-    """A Hugging Face model as a weights checkpoint that a recipe's start.init_from takes."""
+    """Take in a local Hugging Face model
+
+    It becomes a weights checkpoint that a recipe's start.init_from takes, after a reload gave the same logits.
+    """
     from assay.checkpoint.manifest import MODEL
     from assay.cli.show import as_json, console, note, pairs
     from assay.release.importing import import_hugging_face

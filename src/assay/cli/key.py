@@ -10,22 +10,27 @@ from typing import Annotated
 
 import typer
 
-key_app = typer.Typer(help="Keys that sign approvals and releases.", no_args_is_help=True, rich_markup_mode=None)
+from assay.cli.options import JsonOption
+
+key_app = typer.Typer(help="Keys that sign approvals and releases", no_args_is_help=True, rich_markup_mode=None)
 
 
 @key_app.callback()
 def _keys() -> None:
-    """Keys that sign approvals and releases."""
+    """Keys that sign approvals and releases"""
 
 
 @key_app.command("new")
 def new_command(
     name: Annotated[
-        Path, typer.Argument(metavar="NAME", help="File of the private key; NAME.pub holds the public one.")
+        Path, typer.Argument(metavar="NAME", help="File of the private key; NAME.pub holds the public one")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Make an Ed25519 key pair; what exists is never replaced."""
+    """Make an Ed25519 key pair
+
+    What exists is never replaced.
+    """
     from assay.cli import show
     from assay.ledger.keys import keyid, new_key
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+from assay import __version__
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
 from assay.cli.demo import demo_command
@@ -30,7 +32,7 @@ from assay.errors import AssayError
 
 app = typer.Typer(
     name="assay",
-    help="Language-model pretraining that can prove what it did.",
+    help="Language-model pretraining that can prove what it did",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -38,7 +40,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo_command)
 app.command("plan")(plan_command)
-app.add_typer(corpus_app, name="corpus")
+app.add_typer(corpus_app, name="corpus", help="Turn documents into shards, none unaccounted for")
 app.add_typer(data_app, name="data")
 app.command("preflight")(preflight_command)
 app.command("train")(train)
@@ -52,6 +54,21 @@ app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
 app.add_typer(import_app, name="import")
 app.add_typer(key_app, name="key")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"assay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
+    ] = False,
+) -> None:
+    """Language-model pretraining that can prove what it did"""
 
 
 def main() -> None:

@@ -6,30 +6,44 @@ Needs no torch and no data. It computes nothing but units for people.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from assay.cli.options import JsonOption, RecipeArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from decimal import Decimal
 
+    from assay.cli.show import Trimmed
+    from assay.recipe.schema import Recipe
+
 
 def plan_command(
-    recipe: Annotated[Path, typer.Argument(help="the recipe (YAML)")],
-    tokens_per_second: Annotated[str | None, typer.Option(help="speed of the whole machine, for hours")] = None,
-    usd_per_hour: Annotated[str | None, typer.Option(help="price of the whole machine, for cost")] = None,
-    goal_positions: Annotated[int | None, typer.Option(help="positions to reach; shows what is missing")] = None,
-    json: Annotated[bool, typer.Option("--json", help="one JSON object on standard output")] = False,
+    recipe: RecipeArgument,
+    tokens_per_second: Annotated[
+        str | None, typer.Option(metavar="X", help="Speed of the whole machine, for the hours")
+    ] = None,
+    usd_per_hour: Annotated[
+        str | None, typer.Option(metavar="Y", help="Price of the whole machine, for the cost")
+    ] = None,
+    goal_positions: Annotated[
+        int | None, typer.Option(metavar="N", help="Positions to reach; shows what is missing")
+    ] = None,
+    json: JsonOption = False,
 ) -> None:
-    """Every derived figure of a recipe, before spending."""
+    """Derive every figure before spending
+
+    Parameters, positions, memory, disk, hours and cost of a recipe. Needs neither data nor PyTorch.
+    """
     from assay.cli.show import as_json
     from assay.plan.figures import plan
     from assay.recipe.load import load
 
+    loaded = load(recipe)
     figures = plan(
-        load(recipe),
+        loaded,
         recipe.parent,
         _decimal("--tokens-per-second", tokens_per_second),
         _decimal("--usd-per-hour", usd_per_hour),
@@ -38,7 +52,7 @@ def plan_command(
     if json:
         as_json(figures)
     else:
-        _show(figures)
+        _show(figures, loaded)
 
 
 def _decimal(option: str, value: str | None) -> Decimal | None:
@@ -54,11 +68,11 @@ def _decimal(option: str, value: str | None) -> Decimal | None:
         raise InputError(f"{option} is {value!r}; a number is expected, such as 38587 or 0.60") from None
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: dict[str, Any], recipe: Recipe) -> None:
     from assay.cli.show import console, note
 
     screen = console()
-    for index, (title, rows) in enumerate(_groups(facts)):
+    for index, (title, rows) in enumerate(_groups(facts, recipe)):
         if index:
             screen.print()
         screen.print(_table(title, rows))
@@ -71,24 +85,30 @@ def _show(facts: dict[str, Any]) -> None:
         note("hours need --tokens-per-second, cost --usd-per-hour as well")
 
 
-def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> Any:
+def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> Trimmed:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    from assay.cli.show import Trimmed
+
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(min_width=34)
     table.add_column(justify="right", min_width=20, no_wrap=True)
     table.add_column(style="dim", overflow="fold")
     for name, value, remark in rows:
         table.add_row("  " + escape(name), escape(value), escape(remark))
-    return table
+    return Trimmed(title, table)
 
 
-def _groups(facts: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+def _groups(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    on_cpu = recipe.runtime.device == "cpu"
+    one, many = ("the CPU process", "processes") if on_cpu else ("one GPU", "GPUs")
+    ranks = facts["memory_bytes"]["ranks"]
+    running = f", {ranks} running it" if ranks > 1 or not on_cpu else ""
     groups = [
-        (f"Plan of {facts['name']}", _training(facts)),
-        (f"Memory of one GPU, {facts['memory_bytes']['ranks']} running it (estimated)", _memory(facts["memory_bytes"])),
-        ("Disk", _disk(facts)),
+        (f"Plan of {facts['name']}", _training(facts, many)),
+        (f"Memory of {one}{running} (estimated)", _memory(facts["memory_bytes"], many)),
+        ("Disk", _disk(facts, recipe)),
         ("Data", _data(facts)),
     ]
     if facts["hours"] is not None:
@@ -96,7 +116,7 @@ def _groups(facts: dict[str, Any]) -> list[tuple[str, list[tuple[str, str, str]]
     return groups
 
 
-def _training(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _training(facts: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
     micro, flops = facts["micro_batches"], facts["flops_per_position"]
     start = facts["decay_start"]
     rows = [
@@ -125,14 +145,14 @@ def _training(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
             "micro-batches an update",
             _number(micro["per_update"]),
             f"of {micro['sequences']:,} sequences; {micro['per_lane']:,} a lane, {micro['lanes']:,} lane(s); "
-            f"GPUs allowed: {ranks}",
+            f"{many} allowed: {ranks}",
         ),
         ("FLOPs a position, 6 N", _number(flops["six_n"]), f"and {flops['attention']:,} for attention"),
     ]
     return rows
 
 
-def _memory(memory: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
     names = {
         "weights": ("weights", "float32"),
         "compute_copy": ("copy for the arithmetic", ""),
@@ -146,31 +166,37 @@ def _memory(memory: dict[str, Any]) -> list[tuple[str, str, str]]:
         "total_with_recomputation": ("total", "with recomputation"),
     }
     if len(memory["per_gpu"]) > 1:
-        names["weights"] = ("weights", "float32, shared out over the GPUs")
-        names["optimizer"] = ("optimizer state", "shared out over the GPUs")
+        names["weights"] = ("weights", f"float32, shared out over the {many}")
+        names["optimizer"] = ("optimizer state", f"shared out over the {many}")
     chosen = memory["activations"] == memory["activations_with_recomputation"]
     rows = []
     for key, (name, remark) in names.items():
+        if not memory[key]:
+            continue  # what this recipe does not have
         mark = "; the recipe's choice" if key.startswith("total") and key.startswith("total_with_") == chosen else ""
         rows.append((name, _bytes(memory[key]), remark + mark))
     if len(memory["per_gpu"]) > 1:
         rows += [
-            (f"total with {ranks} GPU(s)", _bytes(one["total"]), "by the recipe's choice")
+            (f"total with {ranks} {many}", _bytes(one["total"]), "by the recipe's choice")
             for ranks, one in memory["per_gpu"].items()
         ]
     return rows
 
 
-def _disk(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+def _disk(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, str, str]]:
     disk, steps = facts["disk_bytes"], facts["checkpoints"]
-    return [
+    keep, most = recipe.checkpoint.keep, disk["full_kept"]
+    kept = "all" if keep == "all" else f"the newest {keep}"
+    kept += ", and slot ends, extra steps and the last" if keep != "all" and most > keep else ""
+    rows = [
         ("full checkpoint", _bytes(disk["full_checkpoint"]), "weights and optimizer"),
         ("weights checkpoint", _bytes(disk["weights_checkpoint"]), ""),
         ("full checkpoints saved", _number(steps["count"]), _some(steps["full"])),
-        ("of them kept at most", _number(disk["full_kept"]), "and one being written"),
-        ("weights checkpoints saved", _number(len(steps["weights"])), _some(steps["weights"])),
-        ("disk needed", _bytes(disk["total"]), "checkpoints alone"),
+        ("of them kept at most", _number(most), f"{kept}; one more while it is written"),
     ]
+    if steps["weights"]:
+        rows.append(("weights checkpoints saved", _number(len(steps["weights"])), _some(steps["weights"])))
+    return [*rows, ("disk needed", _bytes(disk["total"]), "checkpoints alone")]
 
 
 def _data(facts: dict[str, Any]) -> list[tuple[str, str, str]]:

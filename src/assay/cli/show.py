@@ -1,7 +1,7 @@
 """How a command answers: one JSON object for scripts, tables for people.
 
 JSON goes to standard output and nothing else does with `--json`; progress and notes go to
-standard error. Nothing is computed here.
+standard error. Off a terminal nothing is wrapped. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 NOT_MEASURED = "not measured"
+UNWRAPPED = 1_000_000  # columns off a terminal: one row is one line, whatever it holds
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
@@ -31,27 +33,50 @@ def note(text: str) -> None:
 
 
 def console() -> Console:
-    """The console for people: standard output, without colour and wrapping when it is not a terminal."""
+    """The console for people: standard output, without colour and never wrapping when it is not a terminal."""
     from rich.console import Console
 
     terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else 200)
+    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else UNWRAPPED)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table for people; None is shown as "not measured", integers with separators."""
+@dataclass(frozen=True)
+class Trimmed:
+    """A title and a table whose lines end with their last letter: rich pads each to the table's width."""
+
+    title: str
+    table: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+        from rich.text import Text
+
+        if self.title:
+            yield Text(self.title, style="bold")
+        for line in console.render_lines(self.table, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                text, style, control = line.pop()
+                line.append(Segment(text.rstrip(), style, control))
+            yield from line
+            yield Segment.line()
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Trimmed:
+    """A table for people; None is shown as "not measured", integers with separators. No header without names."""
     from rich.table import Table
 
-    result = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
-        result.add_column(column, overflow="fold")
+        result.add_column(words(column), overflow="fold")
     for row in rows:
         result.add_row(*(cell(value) for value in row))
-    return result
+    return Trimmed(title, result)
 
 
 def cell(value: object) -> str:
-    """One value as text: None is "not measured", an integer has thousands separators."""
+    """One value as text: None is "not measured", an integer has thousands separators, a list is joined."""
     from rich.markup import escape
 
     if value is None:
@@ -60,9 +85,16 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(str(value))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(item) for item in value) or "none"
+    return escape(" ".join(str(value).splitlines()))
 
 
-def pairs(title: str, facts: Mapping[str, object]) -> Table:
-    """A two-column table of names and values."""
-    return table(title, ("", ""), facts.items())
+def words(name: str) -> str:
+    """A JSON key in words; a recipe's key, which has dots, stays as it is written there."""
+    return name if "." in name else name.replace("_", " ")
+
+
+def pairs(title: str, facts: Mapping[str, object]) -> Trimmed:
+    """A two-column table of names, in words, and values."""
+    return table(title, ("", ""), ((words(name), value) for name, value in facts.items()))

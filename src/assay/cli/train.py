@@ -11,22 +11,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.cli.options import JsonOption, RecipeArgument, RunArgument
+
 if TYPE_CHECKING:
     from assay.launch.preflight import Check
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="the run folder")]
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on standard output")]
+ReasonOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for the ledger")]
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
-    run: Annotated[Path, typer.Option("--run", help="the run folder; it is created for a new run")],
-    start: Annotated[str, typer.Option(help="new, resume or auto")] = "new",
-    from_step: Annotated[int | None, typer.Option(help="with resume: the full checkpoint to go on from")] = None,
-    until: Annotated[str | None, typer.Option(help="stop, saved, at this step or at slot-end")] = None,
-    grace: Annotated[float, typer.Option(help="seconds to wait for a stop after a signal")] = 25.0,
+    recipe: RecipeArgument,
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="The run folder; it is created for a new run")],
+    start: Annotated[str, typer.Option(metavar="MODE", help="One of new, resume and auto")] = "new",
+    from_step: Annotated[
+        int | None, typer.Option(metavar="N", help="With resume: the full checkpoint to go on from")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STEP", help="Stop, saved, at this step, or at the end of a slot: slot-end")
+    ] = None,
+    grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long a stop may take after a signal")] = 25.0,
 ) -> None:
-    """Train, after pre-flight. The exit code says what happened."""
+    """Train, after pre-flight
+
+    The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
+    """
     from assay.errors import InputError, Refused
     from assay.launch import local
     from assay.launch.preflight import preflight, receipt, refusals
@@ -65,11 +73,16 @@ def train(
 
 
 def preflight_command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="the recipe, a YAML file")],
-    run: Annotated[Path, typer.Option("--run", help="the run folder that the launch would use")] = Path("runs/new"),
+    recipe: RecipeArgument,
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="The run folder that the launch would use")] = Path(
+        "runs/new"
+    ),
     json: JsonOption = False,
 ) -> None:
-    """Check everything that can be wrong before a device is touched; nothing is written."""
+    """Make all checks of a launch
+
+    Everything that can be known to be wrong before a device is touched. Nothing is written.
+    """
     from assay.cli.show import as_json, console, table
     from assay.launch.preflight import as_facts, preflight, refusals
     from assay.recipe import load as recipes
@@ -89,7 +102,10 @@ def preflight_command(
 
 
 def status_command(run: RunArgument, json: JsonOption = False) -> None:
-    """The numbers of a run, each under its own name."""
+    """Show where a run stands
+
+    Seven numbers, each under its own name, none in place of another.
+    """
     from assay.cli.show import as_json, console, pairs
     from assay.run.folder import RunFolder
     from assay.run.status import status
@@ -121,28 +137,31 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
 
 def stop_command(
     run: RunArgument,
-    reason: Annotated[str | None, typer.Option(help="why, for the ledger")] = None,
+    reason: ReasonOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Ask the run to save and stop; the hold stands until `assay release`."""
+    """Save, stop and hold a run
+
+    The hold stands until `assay release` lifts it.
+    """
     _act(run, "stop", reason, json)
 
 
 def release_command(
     run: RunArgument,
-    reason: Annotated[str | None, typer.Option(help="why, for the ledger")] = None,
+    reason: ReasonOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Lift a hold, so that the run may be resumed."""
+    """Lift a hold, so that the run may resume"""
     _act(run, "release", reason, json)
 
 
 def abandon_command(
     run: RunArgument,
-    reason: Annotated[str, typer.Option(help="why, for the ledger")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the ledger")],
     json: JsonOption = False,
 ) -> None:
-    """Close a run's history for ever."""
+    """Close a run's history for ever"""
     _act(run, "abandon", reason, json)
 
 

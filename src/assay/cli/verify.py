@@ -10,18 +10,21 @@ from typing import Annotated
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object on standard output")]
+from assay.cli.options import JsonOption, RunArgument
 
 
 def verify_command(
-    path: Annotated[Path, typer.Argument(metavar="RUN-or-BUNDLE", help="a run folder or a bundle")],
+    path: Annotated[Path, typer.Argument(metavar="RUN-OR-BUNDLE", help="A run folder or a bundle")],
     data: Annotated[
-        list[Path] | None, typer.Option("--data", help="a folder in which shards lie; may be repeated")
+        list[Path] | None, typer.Option("--data", metavar="DIR", help="A folder in which shards lie; may be repeated")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="unverifiable claims count as failed (exit 6)")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Unverifiable claims count as failed (exit 6)")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Re-derive every claim, offline: exit 0 when none failed, 6 otherwise."""
+    """Derive every claim again, offline
+
+    Exit 0 when no claim failed, 6 otherwise. Nothing is written, and PyTorch is not needed.
+    """
     from assay.cli.show import as_json, console, note, table
     from assay.release.verify import verify
 
@@ -45,14 +48,17 @@ def verify_command(
 
 
 def bundle_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="the run folder")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="the folder to make; it must not exist")],
+    run: RunArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist")],
     step: Annotated[
-        int | None, typer.Option(help="the step to bundle; default: the newest checkpoint that stands")
+        int | None, typer.Option(metavar="N", help="The step to bundle; default: the newest checkpoint that stands")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the release folder: weights, recipe, queue, ledger, metrics, digests; unsigned."""
+    """Make the folder that a stranger checks
+
+    Weights, config, tokenizer, recipe, queue, ledger, metrics, results and digests. Unsigned in this version.
+    """
     from assay.cli.show import as_json, console, note, pairs
     from assay.release.bundle import bundle
     from assay.run.folder import RunFolder
