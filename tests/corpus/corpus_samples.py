@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from assay.corpus.build import build
 from assay.corpus.description import load
 
@@ -68,6 +70,12 @@ def built(folder: Path, given: dict[str, Any], files: dict[str, bytes], out: str
 def listed(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON Lines file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def left(out: Path) -> list[dict[str, Any]]:
+    """The rejected documents of a built corpus, in corpus order."""
+    rows: list[dict[str, Any]] = pq.read_table(out / "rejected.parquet").to_pylist()
+    return rows
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from corpus_samples import description, source, write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.corpus.build import build
 from assay.corpus.description import Corpus, check, description_digest, load
 from assay.errors import InputError
 from assay.files.shared import shared
@@ -56,6 +57,20 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("normalise", "NFKD", "normalise is 'NFKD'"),
         ("admission.licences", [], "admission.licences is []"),
         ("pool", "a/b", "pool is 'a/b'"),
+        ("sources.0.path", "ftp://host/a", "sources.0.path is 'ftp://host/a'; a path inside"),
+        ("sources.0.split", "train", "source a: config and split are for hf:// data sets"),
+        ("sources.0.licence.records", "r.jsonl", "licence.records is given beside spdx"),
+        ("filters.columns", [{"column": "score"}], "the predicate of column score asks for nothing"),
+        ("filters.columns", [{"column": "s", "atleast": 3}], "did you mean at_least?"),
+        ("filters.columns", [{"column": "s", "at_least": "3"}], "filters.columns.0.at_least"),
+        ("language", {"identify": True, "at_least": 1.5}, "language.at_least is 1.5"),
+        ("duplicates", {"near": {"threshold": 0}}, "duplicates.near.threshold is 0"),
+        ("decontamination", {"held_out": []}, "decontamination.held_out is []"),
+        ("decontamination", {"held_out": ["../x.jsonl"]}, "decontamination.held_out.0 is '../x.jsonl'"),
+        ("lossy", "drop", "lossy is 'drop'"),
+        ("target_tokens", 0, "target_tokens is 0"),
+        ("mix", {"en": 0.8}, "mix: the shares add up to 0.8"),
+        ("mix", {"en": 0.8, "pl": 0.2}, "mix names en, pl; the sources have en"),
     ],
 )
 def test_a_fault_is_told_with_its_key_and_value(place: str, value: Any, told: str) -> None:
@@ -96,13 +111,13 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, data: bytes) -> None:
         load(path)
 
 
-def test_the_digest_ignores_comments_and_the_order_of_sources_and_nothing_else(tmp_path: Path) -> None:
+def test_the_digest_ignores_comments_and_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, {})
     first = load(path)
     path.write_bytes(path.read_bytes() + b"\n# a comment\n")
     assert load(path).digest == first.digest
     assert load(path).data != first.data
-    assert description_digest(check({**GOOD, "sources": GOOD["sources"][::-1]}, "")) == first.digest
+    assert description_digest(check({**GOOD, "sources": GOOD["sources"][::-1]}, "")) != first.digest
     assert description_digest(check({**GOOD, "shards": 3}, "")) != first.digest
 
 
@@ -115,3 +130,23 @@ def test_the_demo_description_is_complete_and_pins_its_sources() -> None:
 def test_what_does_not_come_with_assay_is_named() -> None:
     with pytest.raises(InputError, match="no-such-file"):
         shared("corpora/no-such-file.yaml")
+
+
+def test_the_l20_description_is_the_recipe_s_data_to_the_letter_and_building_it_says_what_is_missing(
+    tmp_path: Path,
+) -> None:
+    corpus = load(shared("corpora/fineweb-edu-l20.yaml")).corpus
+    [one] = corpus.sources
+    assert (one.path, one.config, one.split) == ("hf://datasets/HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
+    assert (corpus.filters.min_chars, corpus.filters.max_chars) == (300, 50_000)
+    asked = {predicate.column: predicate.at_least for predicate in corpus.filters.columns}
+    assert asked == {"score": 3.0, "int_score": 3}
+    assert corpus.tokenizer.path == "hf://HuggingFaceTB/SmolLM2-135M"
+    assert corpus.target_tokens == 18_928 * 258 * 2048
+    with pytest.raises(InputError, match="fineweb-edu is remote, and this version reads local files only"):
+        build(load(shared("corpora/fineweb-edu-l20.yaml")), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_mix_description_asks_for_four_fifths_english() -> None:
+    assert load(shared("corpora/slayer-mix.yaml")).corpus.mix == {"en": 0.8, "pl": 0.2}

@@ -23,18 +23,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 CorpusFile = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus description, such as corpora/demo.yaml.")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist.")]
 BuiltFolder = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made.")]
+WorkerCount = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="Processes; default: as many as are of use. Same bytes with any."),
+]
 
 SHOW_AFTER = 2.0  # seconds: what is done before that needs no progress display
 
 
 @corpus_app.command("build")
-def build_command(description: CorpusFile, out: NewFolder, json: Json = False) -> None:
-    """Documents to shards: training, validation, tokenizer, receipt, the names of all that was rejected."""
+def build_command(description: CorpusFile, out: NewFolder, workers: WorkerCount = None, json: Json = False) -> None:
+    """Documents to shards: training, validation, tokenizer, receipt, the names of all that was rejected.
+
+    A build that was stopped goes on where it was: its work lies in OUT.work until OUT is there.
+    """
     from assay.corpus.build import build
     from assay.corpus.description import load
 
     with _progress() as tell:
-        receipt = build(load(description), out, tell)
+        receipt = build(load(description), out, tell, workers)
     _warn_of_refused(receipt)
     if json:
         as_json(receipt)
@@ -66,30 +73,34 @@ def show_command(
             as_json({**receipt, "shown": left})
             return
         screen = console()
-        screen.print(table("Rejected, by reason", ("reason", "documents"), reasons.items()))
-        rows = [(r["reason"], r["id"] or f"line {r['line']}", r["source"], r["stage"], r["evidence"]) for r in left]
+        rows = [
+            (r["stage"], r["reason"], r["id"] or f"{r['file']}: {r['position']}", r["source"], r["evidence"])
+            for r in left
+        ]
+        screen.print(table("", ("stage", "reason", "document", "source", "evidence"), rows))
+        by_reason = [(stage, reason, documents) for (stage, reason), documents in reasons.items()]
         screen.print()
-        screen.print(table("", ("reason", "document", "source", "stage", "evidence"), rows))
+        screen.print(table("Rejected, by stage and reason", ("stage", "reason", "documents"), by_reason))
         return
     samples = looking.samples(out, count, source)
     if json:
         as_json({**receipt, "shown": [asdict(sample) for sample in samples]})
         return
     screen = console()
-    _show_receipt(receipt)
     for sample in samples:
-        screen.print(f"\n{sample.id}  ({sample.source}, {sample.shard}, {sample.tokens:,} tokens)", markup=False)
-        screen.print(sample.text, markup=False, style="dim")
+        screen.print(f"{sample.id}  ({sample.source}, {sample.shard}, {sample.tokens:,} tokens)", markup=False)
+        screen.print(sample.text + "\n", markup=False, style="dim")
+    _show_receipt(receipt)
 
 
 @corpus_app.command("tokenizer")
-def tokenizer_command(description: CorpusFile, out: NewFolder, json: Json = False) -> None:
+def tokenizer_command(description: CorpusFile, out: NewFolder, workers: WorkerCount = None, json: Json = False) -> None:
     """Train the tokenizer of a corpus alone, on its training documents; the same bytes as `build` makes."""
     from assay.corpus.build import build_tokenizer
     from assay.corpus.description import load
 
     with _progress() as tell:
-        facts = build_tokenizer(load(description), out, tell)
+        facts = build_tokenizer(load(description), out, tell, workers)
     if json:
         as_json(facts)
         return
@@ -120,6 +131,8 @@ def _show_receipt(receipt: dict[str, Any]) -> None:
     shards = [(s["path"], s["documents"], s["tokens"], s["text_bytes"], s["sha256"]) for s in receipt["shards"]]
     screen.print()
     screen.print(table("", ("shard", "documents", "tokens", "bytes of text", "sha256 of tokens.bin"), shards))
+    _show_mix(receipt)
+    _show_lossy(receipt)
     tokenizer = receipt["tokenizer"]
     facts = {
         "vocabulary": tokenizer["vocabulary"],
@@ -128,6 +141,38 @@ def _show_receipt(receipt: dict[str, Any]) -> None:
     }
     screen.print()
     screen.print(pairs("", facts))
+
+
+def _show_mix(receipt: dict[str, Any]) -> None:
+    """Languages in tokens and, beside, in bytes, where there are several or a mix or target was asked for."""
+    languages, mix, target = receipt["by_language"], receipt["mix"], receipt["target"]
+    if len(languages) < 2 and mix is None and target is None:
+        return
+    rows = [
+        (
+            name,
+            "none" if mix is None else mix[name],
+            f["tokens"],
+            f["tokens_share"],
+            f["text_bytes"],
+            f["text_bytes_share"],
+        )
+        for name, f in languages.items()
+    ]
+    columns = ("language", "share asked for", "tokens", "share of tokens", "bytes of text", "share of bytes")
+    console().print()
+    console().print(table("Training shards by language", columns, rows))
+    if target is not None and target["short"]:
+        note(f"the target of {target['tokens']:,} tokens is not reached: {target['short']:,} are missing")
+
+
+def _show_lossy(receipt: dict[str, Any]) -> None:
+    """Documents that decoding does not give back, by source, reason and first byte that differs."""
+    if not receipt["lossy_by"]:
+        return
+    rows = [(each["source"], each["reason"], each["byte"], each["documents"]) for each in receipt["lossy_by"]]
+    console().print()
+    console().print(table("Lossy when decoded", ("source", "reason", "first byte", "documents"), rows))
 
 
 @contextlib.contextmanager

@@ -1,50 +1,87 @@
 """From a corpus description to shards, with every document accounted for.
 
-`build` publishes its folder whole or not at all: tokenizer, training shards, validation shard, licences,
-the names of all admitted and all rejected documents, and `corpus.json`, the receipt. The same sources
-and description give the same bytes. It does not touch a queue.
+`build` publishes its folder whole or not at all: tokenizer, training shards, validation shard, licences, the
+names of all admitted and rejected documents, and `corpus.json`, the receipt. Until then its work lies in `OUT.work`,
+where a build that was killed goes on. The same sources and description give the same bytes, whatever the
+number of workers. It does not touch a queue.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
+import os
 import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from assay.corpus import duplicates, language
 from assay.corpus import tokenizer as tokenizers
-from assay.corpus.description import Corpus, Description, Source
-from assay.corpus.documents import STAGES, Document, Rejected, documents, refusal, source_digest, source_path
+from assay.corpus.admission import refusal
+from assay.corpus.description import Corpus, Description
+from assay.corpus.duplicates import NearDuplicates
+from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
+from assay.corpus.receipt import (
+    ADMITTED,
+    CONTAMINATION,
+    DESCRIPTION,
+    LICENCES,
+    NEAR,
+    RECEIPT,
+    TOKENIZER,
+    Built,
+    as_file,
+    plain,
+    receipt,
+    rejected_by_reason,
+    source_counts,
+    tokenizer_facts,
+)
+from assay.corpus.shards import (
+    REJECTED,
+    Accounts,
+    Part,
+    Written,
+    documents_of,
+    list_rejected,
+    listing,
+    select,
+    write_part,
+)
+from assay.corpus.sources import PIECE_BYTES, Piece, Surveyed, listed, refuse_remote, survey
+from assay.corpus.stages import (
+    Clean,
+    Decontaminate,
+    Sign,
+    Standing,
+    Tokenize,
+    clean,
+    decontaminate,
+    exact_duplicates,
+    found_items,
+    held_out,
+    near_duplicates,
+    parameters,
+    part_counts,
+    part_names,
+    sign,
+    tokenize,
+    training_texts,
+)
 from assay.corpus.tokenizer import Tokenizer
-from assay.data.shard import Shard, write_shard
-from assay.data.shard import Source as Range
+from assay.corpus.workers import Workers
 from assay.errors import DataError, Refused
-from assay.files.digest import digest_file
-from assay.files.publish import publish_folder, refuse_existing
+from assay.files.digest import canonical, digest, digest_file
+from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.files.reading import inside, read_bytes
 
-FORMAT = "assay-corpus/1"
-RECEIPT = "corpus.json"
-DESCRIPTION = "corpus.yaml"
-REJECTED = "rejected.jsonl"
-ADMITTED = "admitted.jsonl"
-TOKENIZER = "tokenizer"
-LICENCES = "licences"
-VALIDATION = "validation"
-_SPOOL = "spool"
-
 Tell = Callable[[str, int, int | None], None]  # stage, documents done, documents in all when known
+Task = TypeVar("Task")
+_LEAVING = ("duplicates", "near duplicates", "decontamination", "tokenize", "target")
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
@@ -52,247 +89,323 @@ def _silent(stage: str, done: int, total: int | None) -> None:
 
 
 @dataclass
-class _Sorting:
-    """What became of the documents so far: counts by source and, for the admitted, by part."""
+class _Work:
+    """A build under way: its pieces, its stages so far, who helps."""
 
-    read: Counter[str] = field(default_factory=Counter)
-    parts: Counter[str] = field(default_factory=Counter)
-    admitted: Counter[str] = field(default_factory=Counter)
-    rejected: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # source, stage, reason
+    description: Description
+    folder: Path
+    workers: Workers
+    tell: Tell
+    surveyed: list[Surveyed]
+    pieces: list[Piece]
+    stages: dict[str, Stage] = field(default_factory=dict)
+    methods: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
+
+    @property
+    def corpus(self) -> Corpus:
+        """What is built."""
+        return self.description.corpus
+
+    def stage(self, name: str, facts: Any) -> Stage:
+        """The stage's folder, which depends on these facts and on all stages before."""
+        self.key = stage_key(name, {"before": self.key, "facts": plain(facts)})
+        self.stages[name] = Stage(self.folder / self.key)
+        return self.stages[name]
+
+    def every(self, what: str, work: Callable[[Task], dict[str, Any]], tasks: Iterable[Task], count: str) -> None:
+        """`work` of every piece, told with the documents that the receipts count."""
+        done = 0
+        for record in self.workers.each(work, tasks):
+            done += record[count]
+            self.tell(what, done, None)
+
+    @property
+    def leaving(self) -> tuple[Stage, ...]:
+        """The stages after cleaning in which documents leave, in their order."""
+        return tuple(self.stages[name] for name in _LEAVING if name in self.stages)
 
 
-@dataclass
-class _Tokenizing:
-    """Filled while the shards are written."""
+def build(description: Description, out: Path, tell: Tell = _silent, workers: int | None = 1) -> dict[str, Any]:
+    """Build the corpus into the new folder `out` and return its receipt. `workers` None: as many as are of use.
 
-    training: NDArray[np.int64]  # how often each id occurs in the training shards
-    lossy: Counter[str] = field(default_factory=Counter)  # by source
-    tokens: Counter[str] = field(default_factory=Counter)  # by source, all shards
-    text_bytes: Counter[str] = field(default_factory=Counter)
-
-
-def part_names(corpus: Corpus) -> list[str]:
-    """The shards of a corpus: `train-00`, `train-01`, … and `validation`."""
-    return [*(f"train-{number:02}" for number in range(corpus.shards)), VALIDATION]
-
-
-def part_of(key: str, corpus: Corpus) -> str:
-    """The shard of all documents with this key: a function of the key and the description, of nothing else."""
-    if _share(VALIDATION, key) < int(corpus.validation.fraction * 2**64):
-        return VALIDATION
-    return f"train-{_share('shard', key) % corpus.shards:02}"
-
-
-def _share(purpose: str, key: str) -> int:
-    """A number below 2^64 that looks random and depends on purpose and key alone."""
-    return int.from_bytes(hashlib.sha256(f"{purpose}\0{key}".encode()).digest()[:8], "big")
-
-
-def build(description: Description, out: Path, tell: Tell = _silent) -> dict[str, Any]:
-    """Build the corpus into the new folder `out` and return its receipt.
-
-    Raises InputError (description, tokenizer, `out` taken), DataError (a source missing, not the pinned
-    bytes, or changing; a shard without documents), Refused (admission let nothing in).
+    Raises InputError (description, tokenizer, held-out sets, `out` taken, a remote source), DataError (a source
+    missing, not the pinned bytes, or changing; a shard without documents), Refused (nothing admitted; another
+    build has the work folder), MachineError (a worker process died).
     """
     corpus = description.corpus
-    refuse_existing(out)
-    sources = {source.name: source_digest(source, description.folder) for source in corpus.sources}
-    with publish_folder(out) as folder:
-        (folder / DESCRIPTION).write_bytes(description.data)
-        sorting = _sort(description, folder, tell)
-        _expect_documents(description, sorting)
-        data = _tokenizer_bytes(description, folder, tell)
-        (folder / TOKENIZER).mkdir()
-        (folder / TOKENIZER / tokenizers.FILE).write_bytes(data)
-        tokenizer = tokenizers.from_bytes(data, corpus.end_of_text, _tokenizer_name(description))
-        done = _Tokenizing(np.zeros(tokenizer.vocabulary, dtype=np.int64))
-        with (folder / ADMITTED).open("w", encoding="utf-8", newline="\n") as listing:
-            shards = [_write(part, corpus, folder, tokenizer, done, listing, tell) for part in part_names(corpus)]
-        shutil.rmtree(folder / _SPOOL)
-        licences = _carry_licences(description, folder)
-        receipt = _receipt(description, sources, sorting, tokenizer, done, shards, licences, folder)
-        text = json.dumps(receipt, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-        (folder / RECEIPT).write_bytes(text.encode("utf-8"))
-    return receipt
+    with _working(description, out, tell, workers) as work:
+        standing = _clean(work)
+        tokenizer = _tokenizer(work, standing)
+        encoded = _tokenize(work, standing, tokenizer)
+        target = work.stage("target", {"tokens": corpus.target_tokens, "mix": corpus.mix})
+        quota = select(corpus, work.pieces, encoded, target)
+        if quota is None:
+            del work.stages["target"]
+        with publish_folder(out) as folder:
+            (folder / DESCRIPTION).write_bytes(description.data)
+            (folder / TOKENIZER).mkdir()
+            (folder / TOKENIZER / tokenizers.FILE).write_bytes(tokenizer.data)
+            written = _write(work, encoded, tokenizer, folder)
+            cleaned = work.stages["clean"]
+            accounts = list_rejected(corpus, work.pieces, cleaned, work.leaving, encoded, folder / REJECTED)
+            if corpus.duplicates.near is not None:
+                shutil.copytree(work.stages["near duplicates"].folder / NEAR, folder / NEAR)
+            found = _contamination(work, folder)
+            licences = _carry_licences(description, folder)
+            made = _made(work)
+            facts = receipt(
+                Built(
+                    description, work.surveyed, accounts, tokenizer, written, quota, found, work.methods, made, licences
+                ),
+                folder,
+            )
+            (folder / RECEIPT).write_bytes(as_file(facts))
+    return facts
 
 
-def build_tokenizer(description: Description, out: Path, tell: Tell = _silent) -> dict[str, Any]:
+def build_tokenizer(
+    description: Description, out: Path, tell: Tell = _silent, workers: int | None = 1
+) -> dict[str, Any]:
     """Train (or take) the corpus's tokenizer alone into the new folder `out`; the same bytes as `build`'s.
 
     Returns the counts of documents; raises what `build` raises.
     """
     corpus = description.corpus
-    refuse_existing(out)
-    for source in corpus.sources:
-        source_digest(source, description.folder)
-    with publish_folder(out) as folder:
-        sorting = _sort(description, folder, tell)
-        _expect_documents(description, sorting)
-        data = _tokenizer_bytes(description, folder, tell)
-        (folder / tokenizers.FILE).write_bytes(data)
-        tokenizer = tokenizers.from_bytes(data, corpus.end_of_text, _tokenizer_name(description))
-        shutil.rmtree(folder / _SPOOL)
+    with _working(description, out, tell, workers) as work:
+        tokenizer = _tokenizer(work, _clean(work))
+        accounts = _so_far(work)
+        with publish_folder(out) as folder:
+            (folder / tokenizers.FILE).write_bytes(tokenizer.data)
+    rejected = rejected_by_reason(accounts)
     return {
-        **_counts(sorting),
+        "documents": accounts.documents,
+        "admitted": accounts.documents - sum(rejected.values()),
+        "rejected": rejected,
         "tokens": None,
-        "by_source": {name: _source_counts(name, sorting) for name in sorted(s.name for s in corpus.sources)},
+        "by_source": {name: source_counts(name, accounts) for name in sorted(s.name for s in corpus.sources)},
         "shards": [],
-        "tokenizer": _tokenizer_facts(corpus, tokenizer),
+        "tokenizer": tokenizer_facts(corpus, tokenizer),
     }
 
 
-def _sort(description: Description, folder: Path, tell: Tell) -> _Sorting:
-    """Every document to its part's spool or, by name, to `rejected.jsonl`."""
+@contextmanager
+def _working(description: Description, out: Path, tell: Tell, workers: int | None) -> Iterator[_Work]:
+    """Hashed sources, workers and the work folder, which goes when the block ends without error."""
     corpus = description.corpus
-    sorting = _Sorting()
-    (folder / _SPOOL).mkdir()
-    with ExitStack() as stack:
-
-        def opened(path: Path) -> IO[str]:
-            return stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-
-        spools = {part: opened(folder / _SPOOL / f"{part}.jsonl") for part in part_names(corpus)}
-        rejected = opened(folder / REJECTED)
-        for number, item in enumerate(documents(corpus, description.folder), start=1):
-            sorting.read[item.source] += 1
-            if isinstance(item, Rejected):
-                sorting.rejected[item.source, item.stage, item.reason] += 1
-                _line(rejected, asdict(item))
-            else:
-                part = part_of(item.key, corpus)
-                sorting.admitted[item.source] += 1
-                sorting.parts[part] += 1
-                _line(spools[part], asdict(item))
-            if number % 1000 == 0:
-                tell("read and admit", number, None)
-    return sorting
+    refuse_existing(out)
+    refuse_remote(corpus)
+    with Workers(_count(description) if workers is None else workers) as helpers:
+        surveyed, pieces = survey(corpus, description.folder, helpers)
+        _expect_given(description)
+        with work_folder(out) as folder:
+            yield _Work(description, folder, helpers, tell, surveyed, pieces)
+            shutil.rmtree(folder)
 
 
-def _line(file: IO[str], record: dict[str, Any]) -> None:
-    file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+def _count(description: Description) -> int:
+    """How many processes are of use: a piece each, no more than processors. A small corpus needs no second one."""
+    files = [path for source in description.corpus.sources for _, path in listed(source, description.folder)[0]]
+    pieces = sum(path.stat().st_size for path in files) // PIECE_BYTES
+    return max(1, min(len(os.sched_getaffinity(0)), pieces))
 
 
-def _spooled(part: str, folder: Path) -> Iterator[Document]:
-    """The admitted documents of a part, normalised, sources by name."""
-    with (folder / _SPOOL / f"{part}.jsonl").open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield Document(**json.loads(line))
+def _expect_given(description: Description) -> None:
+    """Refuse a faulty tokenizer, held-out set or index now, not after hours of cleaning."""
+    corpus, folder = description.corpus, description.folder
+    if corpus.tokenizer.path is not None:
+        tokenizers.from_bytes(_given_tokenizer(description), corpus.end_of_text, str(folder / corpus.tokenizer.path))
+    if corpus.decontamination is not None:
+        held_out(corpus, folder)
+    near = corpus.duplicates.near
+    if near is not None and near.against is not None:
+        NearDuplicates.load(inside(folder, near.against, "duplicates.near.against"))
 
 
-def _expect_documents(description: Description, sorting: _Sorting) -> None:
-    """Refuse to go on when admission let nothing in, or a part stays empty."""
-    corpus = description.corpus
-    if not sorting.admitted:
+def _given_tokenizer(description: Description) -> bytes:
+    path = inside(description.folder, description.corpus.tokenizer.path, "tokenizer.path")
+    return read_bytes(path, "a tokenizer.json")
+
+
+def _clean(work: _Work) -> Standing:
+    """All stages before the tokenizer; what is still in."""
+    corpus, pieces, folder = work.corpus, work.pieces, work.description.folder
+    cleaned = work.stage("clean", _clean_facts(work))
+    work.every("read and admit", clean, [Clean(corpus, folder, cleaned, piece) for piece in pieces], "items")
+    standing = Standing(cleaned)
+    doubled = work.stage("duplicates", {"exact": corpus.duplicates.exact})
+    work.tell("exact duplicates", 0, None)
+    exact_duplicates(corpus, pieces, standing, doubled)
+    standing = standing.then(doubled)
+    near = corpus.duplicates.near
+    if near is not None:
+        asked = parameters(corpus)
+        work.methods["near duplicates"] = duplicates.method(asked)
+        signed = work.stage("signatures", work.methods["near duplicates"])
+        work.every("sign", sign, [Sign(asked, standing, signed, piece) for piece in pieces], "documents")
+        against = None if near.against is None else digest_file(folder / near.against / duplicates.HEADER)
+        alike = work.stage("near duplicates", {"against": against, "name": corpus.name})
+        work.tell("near duplicates", 0, None)
+        near_duplicates(corpus, folder, pieces, signed, alike)
+        standing = standing.then(alike)
+    if corpus.decontamination is not None:
+        work.methods["decontamination"] = held_out(corpus, folder).method()
+        fields = {"fields": list(corpus.decontamination.fields)}
+        found = work.stage("decontamination", {**work.methods["decontamination"], **fields})
+        tasks = [Decontaminate(corpus, folder, standing, found, piece) for piece in pieces]
+        work.every("decontaminate", decontaminate, tasks, "documents")
+        standing = standing.then(found)
+    _expect_documents(work, part_counts(corpus, pieces, standing))
+    return standing
+
+
+def _clean_facts(work: _Work) -> dict[str, Any]:
+    """All that the cleaned pieces depend on."""
+    corpus, folder = work.corpus, work.description.folder
+    records = [
+        digest_file(inside(folder, source.licence.records, f"source {source.name!r}: licence.records"))
+        for source in corpus.sources
+        if source.licence is not None and source.licence.records is not None
+    ]
+    chosen = corpus.model_dump(mode="json", include={"normalise", "admission", "language", "filters"})
+    if corpus.language.identify:
+        work.methods["language"] = language.method()
+    return {
+        **chosen,
+        "sources": [source.model_dump(mode="json") for source in corpus.sources],
+        "files": [[[file.name, file.sha256] for file in found.files] for found in work.surveyed],
+        "refused": [refusal(source, corpus, folder) for source in corpus.sources],
+        "records": records,
+        "key": corpus.validation.key,
+        "language_method": work.methods.get("language"),
+        "unicode": unicodedata.unidata_version,
+        "software": [version(name) for name in ("pyarrow", "zstandard", "tokenizers")],
+        "code": code_digest(),
+    }
+
+
+def _so_far(work: _Work) -> Accounts:
+    """What became of the documents up to the tokenizer."""
+    return list_rejected(
+        work.corpus, work.pieces, work.stages["clean"], work.leaving, None, work.folder / "rejected-so-far.parquet"
+    )
+
+
+def _expect_documents(work: _Work, counts: Counter[str]) -> None:
+    """Refuse to go on when nothing is left, or a part stays empty."""
+    corpus = work.corpus
+    if not counts:
+        accounts = _so_far(work)
         reasons = Counter[str]()
-        for (source, _, reason), count in sorting.rejected.items():
+        for (source, _, reason), count in accounts.rejected.items():
             reasons[f"{source}: {reason}"] += count
         told = "; ".join(f"{count} of {reason}" for reason, count in sorted(reasons.items())) or "the sources are empty"
         raise Refused(f"corpus {corpus.name!r} admits no document ({told}); correct the licence records or filters")
     for part in part_names(corpus):
-        if not sorting.parts[part]:
+        if not counts[part]:
             raise DataError(
-                f"corpus {corpus.name!r}: of {sorting.admitted.total()} admitted documents none falls into {part}; "
+                f"corpus {corpus.name!r}: of {counts.total()} admitted documents none falls into {part}; "
                 "add text, lower `shards`, or change `validation.fraction`"
             )
 
 
-def _tokenizer_name(description: Description) -> str:
-    choice = description.corpus.tokenizer
-    return "the trained tokenizer" if choice.path is None else str(description.folder / choice.path)
-
-
-def _tokenizer_bytes(description: Description, folder: Path, tell: Tell) -> bytes:
-    """The given `tokenizer.json`, or one trained on the training documents (never on validation)."""
-    corpus = description.corpus
+def _tokenizer(work: _Work, standing: Standing) -> Tokenizer:
+    """The given tokenizer, or one trained on the training documents (never on validation)."""
+    corpus = work.corpus
     if corpus.tokenizer.path is not None:
-        path = inside(description.folder, corpus.tokenizer.path, "tokenizer.path")
-        return read_bytes(path, "a tokenizer.json")
-    assert corpus.tokenizer.train is not None  # one of the two is given
-    tell("train the tokenizer", 0, None)
-    training = (part for part in part_names(corpus) if part != VALIDATION)
-    texts = (document.text for part in training for document in _spooled(part, folder))
-    return tokenizers.train(texts, corpus.tokenizer.train.vocabulary, corpus.end_of_text)
+        name = str(work.description.folder / corpus.tokenizer.path)
+        return tokenizers.from_bytes(_given_tokenizer(work.description), corpus.end_of_text, name)
+    train = corpus.tokenizer.train
+    assert train is not None  # one of the two is given
+    facts = {"vocabulary": train.vocabulary, "end_of_text": corpus.end_of_text, "shards": corpus.shards,
+             "validation": corpus.validation.model_dump(mode="json")}  # fmt: skip
+    stage = work.stage("tokenizer", facts)
+    work.tell("train the tokenizer", 0, None)
+
+    def write(place: Callable[[str], Path]) -> dict[str, Any]:
+        texts = training_texts(corpus, work.pieces, standing)
+        place(tokenizers.FILE).write_bytes(tokenizers.train(texts, train.vocabulary, corpus.end_of_text))
+        return {}
+
+    stage.make(0, write)
+    data = stage.opened(0, tokenizers.FILE).read_bytes()
+    return tokenizers.from_bytes(data, corpus.end_of_text, "the trained tokenizer")
 
 
-def _write(
-    part: str,
-    corpus: Corpus,
-    folder: Path,
-    tokenizer: Tokenizer,
-    done: _Tokenizing,
-    listing: IO[str],
-    tell: Tell,
-) -> Shard:
-    """Tokenize one part into its shard and name its documents in `admitted.jsonl`."""
-    by_name = {source.name: source for source in corpus.sources}
-    ranges: list[Range] = []
-    text_bytes: list[int] = []
-
-    def encoded() -> Iterator[NDArray[np.uint32]]:
-        reached = 0
-        for batch in batches(_spooled(part, folder)):
-            coded = tokenizers.encode(tokenizer, [document.text for document in batch])
-            for document, (ids, exact) in zip(batch, coded, strict=True):
-                size = len(document.text.encode("utf-8"))
-                stop = reached + len(ids)
-                _extend(ranges, by_name[document.source], reached, stop)
-                _line(
-                    listing,
-                    {
-                        "id": document.id,
-                        "source": document.source,
-                        "line": document.line,
-                        "title": document.title,
-                        "shard": part,
-                        "start": reached,
-                        "stop": stop,
-                        "text_bytes": size,
-                        "lossy": not exact,
-                    },
-                )
-                reached = stop
-                text_bytes.append(size)
-                done.tokens[document.source] += len(ids)
-                done.text_bytes[document.source] += size
-                done.lossy[document.source] += not exact
-                if part != VALIDATION:
-                    np.add.at(done.training, ids, 1)
-                yield ids
-            tell(f"tokenize {part}", len(text_bytes), None)
-
-    return write_shard(
-        folder / part,
-        encoded(),
-        vocabulary=tokenizer.vocabulary,
-        tokenizer=tokenizer.digest,
-        end_of_text=tokenizer.end_of_text,
-        pool=corpus.pool,
-        sources=ranges,
-        text_bytes=text_bytes,
-    )
+def _tokenize(work: _Work, standing: Standing, tokenizer: Tokenizer) -> Stage:
+    """Encode every piece."""
+    corpus = work.corpus
+    facts = {"tokenizer": tokenizer.digest, "end_of_text": corpus.end_of_text, "lossy": corpus.lossy,
+             "shards": corpus.shards, "validation": corpus.validation.model_dump(mode="json")}  # fmt: skip
+    encoded = work.stage("tokenize", facts)
+    # From a file of the work folder, so that every process reads the same bytes.
+    path = work.folder / f"{tokenizer.digest[7:31]}.tokenizer.json"
+    publish_file(path, tokenizer.data)
+    tasks = [Tokenize(corpus, path, str(path), standing, encoded, piece) for piece in work.pieces]
+    work.every("tokenize", tokenize, tasks, "documents")
+    names, counts = part_names(corpus), documents_of(corpus, work.pieces, encoded)
+    by_part = Counter({names[part]: count for part, count in counts.items() if count})
+    if not by_part:
+        raise Refused(f"corpus {corpus.name!r} admits no document: the tokenizer gives none back as it was; use "
+                      "another one, or `lossy: admit`")  # fmt: skip
+    _expect_documents(work, by_part)
+    return encoded
 
 
-def batches(items: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of about `tokenizer.BATCH_CHARACTERS`, in their order."""
-    batch: list[Document] = []
-    size = 0
-    for document in items:
-        batch.append(document)
-        size += len(document.text)
-        if size >= tokenizers.BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _write(work: _Work, encoded: Stage, tokenizer: Tokenizer, folder: Path) -> list[Written]:
+    """Write all shards into `folder` and join the lists of their documents."""
+    corpus, target = work.corpus, work.stages.get("target")
+    parts = [
+        Part(
+            number,
+            corpus,
+            tuple(work.pieces),
+            encoded,
+            target,
+            tokenizer.digest,
+            tokenizer.vocabulary,
+            tokenizer.end_of_text,
+            folder,
+        )
+        for number in range(corpus.shards + 1)
+    ]
+    written, done = [], 0
+    for each in work.workers.each(write_part, parts):
+        written.append(each)
+        done += each.counts.admitted.total()
+        work.tell("write shards", done, None)
+    with (folder / ADMITTED).open("wb") as whole:
+        for name in part_names(corpus):
+            with listing(folder, name).open("rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)
+            listing(folder, name).unlink()
+    return written
 
 
-def _extend(ranges: list[Range], source: Source, start: int, stop: int) -> None:
-    """Add the tokens [start, stop) to the last range, or begin a new one where the source changes."""
-    if ranges and ranges[-1].name == source.name:
-        ranges[-1] = replace(ranges[-1], stop=stop)
-        return
-    assert source.licence is not None  # admission let it in
-    ranges.append(Range(source.name, start, stop, source.language, source.licence.spdx, source.revision))
+def _contamination(work: _Work, folder: Path) -> dict[str, int] | None:
+    """Write the report of every held-out item; how many were found, cannot be looked for, cost how many documents."""
+    if work.corpus.decontamination is None:
+        return None
+    sets, documents = found_items(
+        work.corpus, work.description.folder, work.pieces, work.stages["decontamination"]
+    )  # fmt: skip
+    report = sets.report()
+    (folder / CONTAMINATION).write_bytes("".join(map(as_line, report)).encode("utf-8"))
+    return {
+        "items": len(report),
+        "found": sum(row["found"] > 0 for row in report),
+        "not_checkable": sum(not row["checkable"] for row in report),
+        "documents": documents,
+    }
+
+
+def _made(work: _Work) -> dict[str, Any]:
+    """Each stage with the number of its pieces and one digest over their receipts."""
+    made = {}
+    for name, stage in work.stages.items():
+        records = [record for piece in work.pieces if (record := stage.receipt(piece.number)) is not None]
+        made[name] = {"pieces": len(records), "sha256": digest(canonical(records))}
+    return made
 
 
 def _carry_licences(description: Description, folder: Path) -> dict[str, str]:
@@ -307,112 +420,3 @@ def _carry_licences(description: Description, folder: Path) -> dict[str, str]:
             shutil.copyfile(inside(description.folder, name, f"source {source.name!r}: licence.files"), target)
             carried[f"{LICENCES}/{name}"] = digest_file(target)
     return dict(sorted(carried.items()))
-
-
-def entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy of the relative frequencies in nats: log n − Σ c log c ÷ n. What a model knows that knows only them."""
-    total = int(counts.sum())
-    return math.log(total) - math.fsum(int(c) * math.log(int(c)) for c in counts[counts > 0]) / total
-
-
-def _counts(sorting: _Sorting) -> dict[str, Any]:
-    """Documents, admitted and rejected by reason; their sum is checked, always."""
-    rejected = Counter[str]()
-    for (_, _, reason), count in sorting.rejected.items():
-        rejected[reason] += count
-    read, admitted = sorting.read.total(), sorting.admitted.total()
-    assert read == admitted + rejected.total(), "a document was lost or doubled"
-    return {"documents": read, "admitted": admitted, "rejected": dict(sorted(rejected.items()))}
-
-
-def _source_counts(name: str, sorting: _Sorting) -> dict[str, int]:
-    rejected = sum(count for (source, _, _), count in sorting.rejected.items() if source == name)
-    return {"documents": sorting.read[name], "admitted": sorting.admitted[name], "rejected": rejected}
-
-
-def _stages(sorting: _Sorting) -> list[dict[str, Any]]:
-    """What went into each stage, what came out, and why the rest did not."""
-    remaining = sorting.read.total()
-    stages = []
-    for stage in STAGES:
-        reasons = Counter[str]()
-        for (_, where, reason), count in sorting.rejected.items():
-            if where == stage:
-                reasons[reason] += count
-        left = remaining - reasons.total()
-        stages.append({"stage": stage, "in": remaining, "out": left, "rejected": dict(sorted(reasons.items()))})
-        remaining = left
-    return stages
-
-
-def _tokenizer_facts(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "sha256": tokenizer.digest,
-        "trained": corpus.tokenizer.train is not None,
-        "vocabulary": tokenizer.vocabulary,
-        "end_of_text": corpus.end_of_text,
-        "end_of_text_id": tokenizer.end_of_text,
-    }
-
-
-def _receipt(
-    description: Description,
-    sources: dict[str, str],
-    sorting: _Sorting,
-    tokenizer: Tokenizer,
-    done: _Tokenizing,
-    shards: list[Shard],
-    licences: dict[str, str],
-    folder: Path,
-) -> dict[str, Any]:
-    """`corpus.json`: counts, digests and licences; integers and decimal strings only."""
-    corpus = description.corpus
-    by_source: dict[str, Any] = {}
-    for source in sorted(corpus.sources, key=lambda source: source.name):
-        refused = refusal(source, corpus, description.folder)
-        by_source[source.name] = {
-            **_source_counts(source.name, sorting),
-            "tokens": done.tokens[source.name],
-            "text_bytes": done.text_bytes[source.name],
-            "lossy": done.lossy[source.name],
-            "language": source.language,
-            "licence": None if source.licence is None else source.licence.model_dump(mode="json"),
-            "refused": None if refused is None else f"{refused[0]}: {refused[1]}",
-            "revision": source.revision,
-            "retrieved": source.retrieved,
-            "sha256": sources[source.name],
-            "bytes": source_path(source, description.folder).stat().st_size,
-        }
-    return {
-        "format": FORMAT,
-        "name": corpus.name,
-        "pool": corpus.pool,
-        "description": description.digest,
-        **_counts(sorting),
-        "stages": _stages(sorting),
-        "tokens": sum(shard.tokens for shard in shards),
-        "lossy": done.lossy.total(),
-        "by_source": by_source,
-        "tokenizer": _tokenizer_facts(corpus, tokenizer),
-        "shards": [_shard_facts(shard) for shard in shards],
-        "unigram_entropy_nats": f"{entropy(done.training):.6f}",
-        "normalise": corpus.normalise,
-        "unicode": unicodedata.unidata_version,
-        "software": {"tokenizers": version("tokenizers")},
-        "licences": licences,
-        "files": {name: digest_file(folder / name) for name in (ADMITTED, DESCRIPTION, REJECTED)},
-    }
-
-
-def _shard_facts(shard: Shard) -> dict[str, Any]:
-    ends = shard.text_bytes_end
-    assert ends is not None  # `_write` gives them
-    return {
-        "path": shard.path.name,
-        "tokens": shard.tokens,
-        "documents": shard.documents,
-        "dtype": shard.dtype,
-        "sha256": shard.sha256,
-        "text_bytes": int(ends[-1]),
-        "by_source": {source.name: source.stop - source.start for source in shard.sources},
-    }

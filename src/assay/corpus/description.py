@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -24,7 +25,10 @@ from assay.recipe.schema import Part
 SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+REMOTE = re.compile(r"([a-z][a-z0-9+.-]*)://(\S+)")
+REMOTE_KINDS = ("hf", "s3")
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
+ADMITTED = "admitted"  # how the decision of a licence record begins that lets a text in
 
 
 def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
@@ -42,19 +46,42 @@ def _listed(value: object) -> object:
 
 def _dated(value: object) -> object:
     """YAML readers may make a date of 2026-11-30."""
-    return value if isinstance(value, str) else str(value)
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _remote(value: str) -> str:
+    found = REMOTE.fullmatch(value)
+    if found is None or found[1] not in REMOTE_KINDS:
+        raise ValueError("a path inside the description's folder, hf://… or s3://… is expected")
+    return value
 
 
 Name = Annotated[str, _matching(NAME, "a name of letters, digits, '.', '_' and '-'")]
 Spdx = Annotated[str, _matching(SPDX, "an SPDX licence id such as CC-BY-SA-3.0")]
 Language = Annotated[str, _matching(LANGUAGE, "a language code such as en or pl")]
-Date = Annotated[str, BeforeValidator(_dated), _matching(DATE, "a date such as 2026-11-30")]
+Date = Annotated[str, _matching(DATE, "a date such as 2026-11-30")]
+Share = Annotated[float, Field(gt=0, le=1)]
+Number = Annotated[int | float, Field(ge=-1e300, le=1e300)]
+Plain = int | float | bool | str
+
+
+def _place(value: object) -> object:
+    """A source's path: local and relative, or remote."""
+    return value if not isinstance(value, str) else (_remote(value) if "://" in value else value)
+
+
+Place = Annotated[RelativePath, BeforeValidator(_place)]
+
+
+def is_remote(path: str) -> bool:
+    """Whether a source's path names a place on the network, such as hf:// or s3://."""
+    return REMOTE.fullmatch(path) is not None
 
 
 class Columns(Part):
-    """Which key of a record is what. `licence`: stated by each document; it must be its source's."""
+    """Which key of a record is what. `id` null: named by file and position. `licence`: stated by each document."""
 
-    id: Text = "id"
+    id: Text | None = "id"
     text: Text = "text"
     title: Text | None = None
     licence: Text | None = None
@@ -63,29 +90,85 @@ class Columns(Part):
 class Licence(Part):
     """The licence record: what the licence is, how that is known, and who decided that it may enter.
 
-    `files` are carried along with the shards, for licences that ask for it. Without evidence or decision
-    the source is refused.
+    `spdx` is one licence for the whole source; without it each document states its own in `columns.licence`.
+    `records`: a file with a record for each title instead; a document without an admitted record is rejected.
+    `files` are carried along with the shards, for licences that ask for it. A decision that does not begin
+    with `admitted`, or is missing like the evidence, refuses the source.
     """
 
     spdx: Spdx | None = None
     evidence: str | None = None
     decision: str | None = None
+    records: RelativePath | None = None
     attribution: str | None = None
     files: Annotated[tuple[RelativePath, ...], BeforeValidator(_listed)] = ()
 
+    @model_validator(mode="after")
+    def _one(self) -> Licence:
+        if self.records is not None and (self.spdx, self.evidence, self.decision) != (None, None, None):
+            raise Conflict(
+                "licence.records is given beside spdx, evidence or decision; records carry these for each title, "
+                "so give one of the two"
+            )
+        return self
+
+
+class Predicate(Part):
+    """What a document's column must be; the conditions that are given all hold."""
+
+    column: Text
+    at_least: Number | None = None
+    at_most: Number | None = None
+    equals: Plain | None = None
+    one_of: Annotated[tuple[Plain, ...], BeforeValidator(_listed)] | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Predicate:
+        if (self.at_least, self.at_most, self.equals, self.one_of) == (None, None, None, None):
+            raise Conflict(f"the predicate of column {self.column} asks for nothing; give at_least, at_most, equals "
+                           "or one_of")  # fmt: skip
+        return self
+
+
+class Filters(Part):
+    """Lengths in Unicode characters after normalisation (null: no upper bound), and predicates over columns."""
+
+    min_chars: Natural = 0
+    max_chars: Count | None = None
+    columns: Annotated[tuple[Predicate, ...], BeforeValidator(_listed)] = ()
+
+    @model_validator(mode="after")
+    def _fit(self) -> Filters:
+        if self.max_chars is not None and self.max_chars < self.min_chars:
+            raise Conflict(f"filters.max_chars is {self.max_chars}; it must be at least min_chars ({self.min_chars})")
+        return self
+
 
 class Source(Part):
-    """A named origin of documents. `sha256` pins the bytes of the file; null: not pinned."""
+    """A named origin of documents: a file, or a folder of files of one format.
+
+    `sha256` pins the bytes (of a folder: the names and digests of its files); null: not pinned. `config` and
+    `split` belong to hf:// data sets. `filters` replaces the corpus's filters for this source.
+    """
 
     name: Name
-    path: RelativePath
-    format: Literal["jsonl"] = "jsonl"
+    path: Place
+    format: Literal["jsonl", "parquet", "text"] = "jsonl"
+    config: Text | None = None
+    split: Text | None = None
     columns: Columns = Columns()
     language: Language
     licence: Licence | None = None
-    revision: Text
-    retrieved: Date
+    filters: Filters | None = None
+    revision: Text | None
+    retrieved: Annotated[Date | None, BeforeValidator(_dated)]
     sha256: Digest | None = None
+
+    @model_validator(mode="after")
+    def _fit(self) -> Source:
+        if (self.config, self.split) != (None, None) and not self.path.startswith("hf://"):
+            raise Conflict(f"source {self.name}: config and split are for hf:// data sets; {self.path} is none")
+        return self
 
 
 class Admission(Part):
@@ -94,17 +177,46 @@ class Admission(Part):
     licences: Annotated[tuple[Spdx, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
-class Filters(Part):
-    """Lengths in Unicode characters after normalisation; null: no upper bound."""
+class LanguageCheck(Part):
+    """Whether each document's language is identified and compared with its source's."""
 
-    min_chars: Natural = 0
-    max_chars: Count | None = None
+    identify: bool = False
+    at_least: Share = 0.5
 
-    @model_validator(mode="after")
-    def _fit(self) -> Filters:
-        if self.max_chars is not None and self.max_chars < self.min_chars:
-            raise Conflict(f"filters.max_chars is {self.max_chars}; it must be at least min_chars ({self.min_chars})")
-        return self
+
+class Near(Part):
+    """Near duplicates by MinHash over runs of `shingle` words, found by `bands` of `rows` numbers.
+
+    Documents whose estimated similarity reaches `threshold` leave. `against`: the index of near duplicates that an
+    earlier corpus kept (its folder `near-duplicates`), so that what it admitted counts as earlier.
+    """
+
+    threshold: Share = 0.75
+    shingle: Annotated[int, Field(ge=1, le=100)] = 5
+    bands: Annotated[int, Field(ge=1, le=256)] = 16
+    rows: Annotated[int, Field(ge=1, le=64)] = 8
+    seed: Natural = 1
+    against: RelativePath | None = None
+
+
+class Duplicates(Part):
+    """The first document in corpus order stays. `near` null: only exact duplicates leave."""
+
+    exact: bool = True
+    near: Near | None = None
+
+
+class Decontamination(Part):
+    """Held-out texts that must not be trained on; they are kept outside the corpus and never carried along.
+
+    `held_out`: files of items (.jsonl, whose texts are in `fields`, or .txt, an item a paragraph). A document leaves
+    that holds `n` words in a row of an item, or the share `near` of its five-word grams.
+    """
+
+    held_out: Annotated[tuple[RelativePath, ...], BeforeValidator(_listed), Field(min_length=1)]
+    fields: Annotated[tuple[Text, ...], BeforeValidator(_listed), Field(min_length=1)] = ("text",)
+    n: Annotated[int, Field(ge=5, le=1000)] = 13
+    near: Share = 0.5
 
 
 class Train(Part):
@@ -117,7 +229,8 @@ class TokenizerChoice(Part):
     """Trained on the corpus, or a given `tokenizer.json`."""
 
     train: Train | None = None
-    path: RelativePath | None = None
+    path: Place | None = None
+    revision: Text | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizerChoice:
@@ -136,17 +249,23 @@ class Validation(Part):
 
 
 class Corpus(Part):
-    """What a corpus is made of and how."""
+    """What a corpus is made of and how. Sources are read in the order in which they stand here."""
 
     name: Name
     pool: Name = "base"
     sources: Annotated[tuple[Source, ...], BeforeValidator(_listed), Field(min_length=1)]
-    normalise: Literal["NFC"] = "NFC"
+    normalise: Literal["NFC", "NFKC", "none"] = "NFC"
     admission: Admission
+    language: LanguageCheck = LanguageCheck()
     filters: Filters = Filters()
+    duplicates: Duplicates = Duplicates()
+    decontamination: Decontamination | None = None
     tokenizer: TokenizerChoice
+    lossy: Literal["admit", "reject"] = "admit"
     end_of_text: Text = "<|endoftext|>"
     validation: Validation
+    target_tokens: Count | None = None
+    mix: dict[Language, Share] | None = None
     shards: Annotated[int, Field(ge=1, le=100)] = 1
 
     @model_validator(mode="after")
@@ -155,15 +274,29 @@ class Corpus(Part):
         for name in names:
             if names.count(name) > 1:
                 raise Conflict(f"sources: the name {name} is given twice; documents are known by their source's name")
+        if self.mix is not None:
+            _expect_mix(self.mix, {source.language for source in self.sources})
         return self
+
+
+def _expect_mix(mix: dict[str, float], languages: set[str]) -> None:
+    """Shares that add up to 1, one for each language of the sources."""
+    total = sum(Decimal(str(share)) for share in mix.values())
+    if total != 1:
+        raise Conflict(f"mix: the shares add up to {total}; they must add up to 1")
+    if set(mix) != languages:
+        raise Conflict(
+            f"mix names {', '.join(sorted(mix)) or 'no language'}; the sources have {', '.join(sorted(languages))}, "
+            "and each needs its share"
+        )
 
 
 @dataclass(frozen=True)
 class Description:
     """A description as read: the corpus, the folder that its paths are relative to, the bytes, the digest.
 
-    The digest is of the RFC 8785 JSON of the resolved description with its sources by name, so that
-    neither comments nor the order of sources change it.
+    The digest is of the RFC 8785 JSON of the resolved description: comments do not change it, the order of
+    sources does, because it is the order of the corpus.
     """
 
     corpus: Corpus
@@ -181,9 +314,7 @@ def load(path: Path) -> Description:
 
 def description_digest(corpus: Corpus) -> str:
     """See `Description`."""
-    resolved = corpus.model_dump(mode="json")
-    resolved["sources"].sort(key=lambda source: source["name"])
-    return digest(canonical(resolved))
+    return digest(canonical(corpus.model_dump(mode="json")))
 
 
 def check(value: object, where: str) -> Corpus:

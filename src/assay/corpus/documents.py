@@ -1,31 +1,62 @@
-"""From source files to documents: read, normalise, admit, filter, drop exact duplicates.
+"""From a piece of a source to documents: JSON Lines (plain, gzip, zstd), parquet, plain text files.
 
-Every line of a source becomes either a document or a rejection with its stage, reason and evidence;
-nothing is skipped silently. It does not tokenize and writes nothing.
+Every line, row or file becomes either a document or a rejection with its position, reason and evidence;
+nothing is skipped silently. It does not judge what it reads and writes nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import unicodedata
+import gzip
+import io
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
-from assay.corpus.description import Corpus, Filters, Source
+import zstandard
+
+from assay.corpus.description import Filters, Source
+from assay.corpus.sources import File, Piece, asked_columns, fault_of
 from assay.errors import DataError, InputError
-from assay.files.digest import digest_file
-from assay.files.reading import inside, parse_json
+from assay.files.reading import parse_json
 
-LINE_LIMIT = 64 << 20
-Stage = Literal["read", "normalise", "admission", "filters", "duplicates"]
-STAGES: tuple[Stage, ...] = ("read", "normalise", "admission", "filters", "duplicates")
+LINE_LIMIT = 64 << 20  # bytes of a line or of a text file
+BATCH_ROWS = 256
+_ARROW_BYTES = 1 << 20
+Stage = Literal[
+    "read",
+    "normalise",
+    "admission",
+    "language",
+    "filters",
+    "duplicates",
+    "near duplicates",
+    "decontamination",
+    "tokenize",
+    "target",
+]
+STAGES: tuple[Stage, ...] = (
+    "read",
+    "normalise",
+    "admission",
+    "language",
+    "filters",
+    "duplicates",
+    "near duplicates",
+    "decontamination",
+    "tokenize",
+    "target",
+)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text with its name. `key` decides its side; documents with one key stay together."""
+    """One text with its name. `key` decides its side; documents with one key stay together.
+
+    `position` counts lines or rows of `file` from 1. `values`: what the predicates look at.
+    """
 
     id: str
     source: str
@@ -33,7 +64,9 @@ class Document:
     title: str | None
     key: str
     licence: str | None
-    line: int
+    file: str
+    position: int
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,191 +75,291 @@ class Rejected:
 
     id: str | None
     source: str
-    line: int
+    file: str
+    position: int
     stage: Stage
     reason: str
     evidence: str
 
 
-def source_path(source: Source, folder: Path) -> Path:
-    """The file of a source; InputError when it leaves the description's folder, DataError when it is not there."""
-    path = inside(folder, source.path, f"source {source.name!r}: path")
-    if not path.is_file():
-        raise DataError(f"source {source.name!r}: {path} is not there; get it, or correct `path` in the description")
-    return path
+def reject(document: Document, stage: Stage, reason: str, evidence: str) -> Rejected:
+    """The document's rejection."""
+    return Rejected(document.id, document.source, document.file, document.position, stage, reason, evidence)
 
 
-def source_digest(source: Source, folder: Path) -> str:
-    """Digest of the source's bytes; DataError when they are not the pinned ones."""
-    found = digest_file(source_path(source, folder))
-    if source.sha256 is not None and found != source.sha256:
+@dataclass(frozen=True)
+class Reading:
+    """How the records of a source become documents: its columns, the key, the columns that predicates look at."""
+
+    source: Source
+    key: str | None
+    values: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(source: Source, filters: Filters, key: str | None) -> Reading:
+        """For a source under these filters; `key`: the column that keeps documents together, None: the id."""
+        return Reading(source, key, tuple(sorted({predicate.column for predicate in filters.columns})))
+
+
+def read(reading: Reading, piece: Piece) -> Iterator[Document | Rejected]:
+    """The documents of a piece in their order, each fault as a rejection with its position.
+
+    Raises DataError when a file is not what it was when it was hashed.
+    """
+    for file in piece.files:
+        _expect_same(reading.source, file)
+        if piece.kind == "lines":
+            with file.path.open("rb") as plain:
+                plain.seek(piece.start)
+                yield from _lines(reading, file, plain, piece.first, piece.start, piece.stop)
+        elif piece.kind == "stream":
+            yield from _stream(reading, file)
+        elif piece.kind == "groups":
+            yield from _groups(reading, file, piece)
+        elif piece.kind == "texts":
+            yield _text(reading, file)
+        else:
+            evidence = f"the file cannot be read: {piece.fault}"
+            yield Rejected(None, reading.source.name, file.name, 0, "read", "broken_file", evidence)
+        _expect_same(reading.source, file)
+
+
+def _expect_same(source: Source, file: File) -> None:
+    try:
+        state = file.path.stat()
+    except OSError as error:
+        raise DataError(f"source {source.name!r}: {file.path} is gone: {error.strerror}; restore it") from None
+    if (state.st_size, state.st_mtime_ns) != (file.bytes, file.mtime):
         raise DataError(
-            f"source {source.name!r}: {source.path} has the digest {found}, but {source.sha256} is pinned; "
-            "restore the file, or pin what was reviewed anew"
+            f"source {source.name!r}: {file.path} changed while it was read; build again when it is at rest"
         )
-    return found
 
 
-def refusal(source: Source, corpus: Corpus, folder: Path) -> tuple[str, str] | None:
-    """Why a whole source may not enter, as (reason, evidence); None when its licence record admits it."""
-    licence = source.licence
-    if licence is None:
-        return "licence_record_missing", "the source has no licence record"
-    for part, value in (("spdx", licence.spdx), ("evidence", licence.evidence), ("decision", licence.decision)):
-        if not (value or "").strip():
-            return "licence_record_incomplete", f"the licence record has no {part}"
-    if licence.spdx not in corpus.admission.licences:
-        allowed = ", ".join(corpus.admission.licences)
-        return "licence_not_admitted", f"{licence.spdx} is not among the admitted licences: {allowed}"
-    for name in licence.files:
-        if not inside(folder, name, f"source {source.name!r}: licence.files").is_file():
-            return "licence_record_incomplete", f"the licence file {name} is not there"
-    return None
-
-
-def documents(corpus: Corpus, folder: Path) -> Iterator[Document | Rejected]:
-    """All documents of a corpus, sources by name, lines in their order, each admitted or rejected.
-
-    The order of sources in the description does not matter. Memory grows with the number of
-    admitted documents (32 bytes of digest and the id), not with their length.
-    """
-    seen: dict[bytes, str] = {}
-    for source in sorted(corpus.sources, key=lambda source: source.name):
-        refused = refusal(source, corpus, folder)
-        for item in read(source, source_path(source, folder), corpus.validation.key):
-            yield _through(item, source, corpus, refused, seen) if isinstance(item, Document) else item
-
-
-def _through(
-    document: Document, source: Source, corpus: Corpus, refused: tuple[str, str] | None, seen: dict[bytes, str]
-) -> Document | Rejected:
-    """One read document through the stages that follow."""
-
-    def reject(stage: Stage, reason: str, evidence: str) -> Rejected:
-        return Rejected(document.id, document.source, document.line, stage, reason, evidence)
-
-    text = unicodedata.normalize(corpus.normalise, document.text)
-    if not text.strip():
-        return reject("normalise", "empty", "the text holds nothing but white space")
-    if refused is not None:
-        return reject("admission", *refused)
-    spdx = source.licence.spdx if source.licence is not None else None
-    if document.licence is not None and document.licence != spdx:
-        return reject("admission", "licence_differs", f"states {document.licence}, but its source {spdx}")
-    outside = filtered(text, corpus.filters)
-    if outside is not None:
-        return reject("filters", *outside)
-    name = hashlib.sha256(text.encode("utf-8")).digest()
-    if name in seen:
-        return reject("duplicates", "exact_duplicate", f"same text as {seen[name]}")
-    seen[name] = f"{document.source}: {document.id}"
-    return replace(document, text=text)
-
-
-def filtered(text: str, filters: Filters) -> tuple[str, str] | None:
-    """The filter that a normalised text does not pass, as (reason, evidence); lengths in Unicode characters."""
-    if len(text) < filters.min_chars:
-        return "too_short", f"{len(text)} characters, at least {filters.min_chars} are asked for"
-    if filters.max_chars is not None and len(text) > filters.max_chars:
-        return "too_long", f"{len(text)} characters, at most {filters.max_chars} are asked for"
-    return None
-
-
-def read(source: Source, path: Path, key: str | None) -> Iterator[Document | Rejected]:
-    """The lines of a JSONL file as documents, each fault as a rejection with its line and byte.
-
-    `key`: the column whose value keeps documents together; None: the id.
-    Raises DataError when the file changes while it is read.
-    """
-    before = path.stat()
-    names: set[bytes] = set()
-    with path.open("rb") as file:
-        for number, start, line in _lines(file):
-            item = _document(source, key, number, start, line)
-            if isinstance(item, Document):
-                name = hashlib.blake2b(item.id.encode("utf-8"), digest_size=16).digest()
-                if name in names:
-                    item = Rejected(item.id, source.name, number, "read", "repeated_id", f"{_place(number, start)}")
-                names.add(name)
-            yield item
-    after = path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise DataError(f"source {source.name!r}: {path} changed while it was read; build again when it is at rest")
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes | None]]:
-    """(line number from 1, byte where it starts, its bytes or None when it is longer than the limit)."""
-    number = start = 0
-    while line := file.readline(LINE_LIMIT):
-        number += 1
+def _lines(
+    reading: Reading, file: File, data: BinaryIO, number: int, start: int, stop: int | None
+) -> Iterator[Document | Rejected]:
+    """Lines from `start` up to the byte `stop`, or to the end of the stream."""
+    while (stop is None or start < stop) and (line := data.readline(LINE_LIMIT)):
         length = len(line)
         whole: bytes | None = line
-        while not line.endswith(b"\n") and (line := file.readline(LINE_LIMIT)):
+        while not line.endswith(b"\n") and (line := data.readline(LINE_LIMIT)):
             whole = None
             length += len(line)
-        yield number, start, whole
+        yield _from_line(reading, file.name, number, start, whole)
+        number += 1
         start += length
 
 
-def _place(number: int, start: int) -> str:
-    return f"line {number}, byte {start}"
+def _stream(reading: Reading, file: File) -> Iterator[Document | Rejected]:
+    """Lines of a compressed file; where the stream breaks, one rejection says so."""
+    number, start = 0, 0
+    faults = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+    with _decompressed(file.path) as data:
+        while True:
+            try:
+                line = data.readline(LINE_LIMIT)
+                length = len(line)
+                whole: bytes | None = line
+                while line and not line.endswith(b"\n") and (line := data.readline(LINE_LIMIT)):
+                    whole = None
+                    length += len(line)
+            except faults as error:
+                evidence = f"after line {number}: {fault_of(error)}; nothing behind it can be read"
+                source = reading.source.name
+                yield Rejected(None, source, file.name, number + 1, "read", "broken_stream", evidence)
+                return
+            if not length:
+                return
+            number += 1
+            yield _from_line(reading, file.name, number, start, whole)
+            start += length
 
 
-def _document(source: Source, key: str | None, number: int, start: int, line: bytes | None) -> Document | Rejected:
+@contextmanager
+def _decompressed(path: Path) -> Iterator[BinaryIO]:
+    """A compressed file's bytes; a cut stream raises EOFError."""
+    with path.open("rb") as file:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=file) as inner:
+                yield cast(BinaryIO, inner)
+        else:
+            with io.BufferedReader(cast(io.RawIOBase, _Zstd(file)), 1 << 20) as buffered:
+                yield cast(BinaryIO, buffered)
+
+
+class _Zstd(io.RawIOBase):
+    """The frames of a zstd file one after another; unlike the library's reader it notices a cut frame."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        """True: it is only read."""
+        return True
+
+    def readinto(self, target: Any) -> int:
+        """Fill `target`; 0 at the end. Raises EOFError for a cut frame, ZstdError for wrong bytes."""
+        while not self._ready:
+            rest = b"" if self._frame is None or not self._frame.eof else self._frame.unused_data
+            data = rest or self._file.read(1 << 17)
+            if not data:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("the compressed stream ends in the middle of a frame")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._ready = self._frame.decompress(data)
+        count = min(len(target), len(self._ready))
+        target[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+
+def _text(reading: Reading, file: File) -> Document | Rejected:
+    """A text file as one document, named by its path below the source."""
+    name, source = file.name, reading.source.name
+    if not _encodable(name):
+        return Rejected(None, source, ascii(name), 1, "read", "bad_unicode", "the file's name is not UTF-8")
+
+    def refuse(reason: str, evidence: str) -> Rejected:
+        return Rejected(name, source, name, 1, "read", reason, evidence)
+
+    if file.path.suffix in (".gz", ".zst"):
+        try:
+            with _decompressed(file.path) as stream:
+                data = stream.read(LINE_LIMIT + 1)
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            return refuse("broken_stream", fault_of(error))
+    else:
+        with file.path.open("rb") as plain:
+            data = plain.read(LINE_LIMIT + 1)
+    if len(data) > LINE_LIMIT:
+        return refuse("text_too_long", f"more than {LINE_LIMIT} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return refuse("not_utf8", f"{error.reason} at byte {error.start}")
+    title = name.rsplit("/", 1)[-1].split(".")[0] or name
+    return Document(name, source, text, title, name, None, name, 1)
+
+
+def _groups(reading: Reading, file: File, piece: Piece) -> Iterator[Document | Rejected]:
+    """The rows of row groups; rows that cannot be read are rejected one by one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = asked_columns(reading.source, reading.key)
+    wanted = [*columns, *(column for column in reading.values if column not in columns)]
+    row = piece.first
+    with pq.ParquetFile(file.path, page_checksum_verification=True, buffer_size=_ARROW_BYTES) as parquet:
+        names = set(parquet.schema_arrow.names)
+        present = [column for column in wanted if column in names]
+        for group in range(piece.start, piece.stop):
+            stop = row + parquet.metadata.row_group(group).num_rows
+            fault = "the pages hold fewer rows than the footer states"
+            try:
+                for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[group], columns=present):
+                    for record in _records(batch):
+                        yield _from_row(reading, file.name, row, record)
+                        row += 1
+            except (pa.ArrowException, OSError) as error:
+                fault = fault_of(error)
+            while row < stop:
+                evidence = f"row {row}, row group {group}: {fault}"
+                yield Rejected(None, reading.source.name, file.name, row, "read", "broken_row_group", evidence)
+                row += 1
+
+
+def _records(batch: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a record batch; strings as bytes, because parquet does not promise that they are UTF-8."""
+    import pyarrow as pa
+
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_string(column.type):
+            column = column.cast(pa.binary())
+        elif pa.types.is_large_string(column.type):
+            column = column.cast(pa.large_binary())
+        columns.append(column.to_pylist())
+    names = batch.schema.names
+    for values in zip(*columns, strict=True) if columns else ({} for _ in range(batch.num_rows)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _from_row(reading: Reading, file: str, row: int, record: dict[str, Any]) -> Document | Rejected:
+    """One row as a document, or what is wrong with it."""
+    for column, value in record.items():
+        if isinstance(value, bytes):
+            try:
+                record[column] = value.decode("utf-8")
+            except UnicodeDecodeError as error:
+                evidence = f"row {row}: {column!r}: {error.reason} at byte {error.start} of its value"
+                name = record.get(reading.source.columns.id or "")
+                known = name if isinstance(name, str) else None
+                return Rejected(known, reading.source.name, file, row, "read", "not_utf8", evidence)
+    return _from_record(reading, file, row, f"row {row}", record)
+
+
+def _from_line(reading: Reading, file: str, number: int, start: int, line: bytes | None) -> Document | Rejected:
     """One line as a document, or what is wrong with it."""
-    place = _place(number, start)
+    place = f"line {number}, byte {start}"
 
-    def reject(reason: str, evidence: str, name: str | None = None) -> Rejected:
-        return Rejected(name, source.name, number, "read", reason, f"{place}: {evidence}")
+    def refuse(reason: str, evidence: str) -> Rejected:
+        return Rejected(None, reading.source.name, file, number, "read", reason, f"{place}: {evidence}")
 
     if line is None:
-        return reject("line_too_long", f"more than {LINE_LIMIT} bytes")
+        return refuse("line_too_long", f"more than {LINE_LIMIT} bytes")
     if not line.strip():
-        return reject("blank_line", "no document on it")
+        return refuse("blank_line", "no document on it")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        return reject("not_utf8", f"{error.reason} at byte {start + error.start}")
+        return refuse("not_utf8", f"{error.reason} at byte {start + error.start}")
     try:
         record = parse_json(text, "the line")
     except InputError as error:
-        return reject("malformed_json", str(error))
+        return refuse("malformed_json", str(error))
     if not isinstance(record, dict):
-        return reject("wrong_type", f"the line is {_kind(record)}, not an object")
-    return _from_record(source, key, number, place, record)
+        return refuse("wrong_type", f"the line is {_kind(record)}, not an object")
+    return _from_record(reading, file, number, place, record)
 
 
-def _from_record(
-    source: Source, key: str | None, number: int, place: str, record: dict[str, Any]
-) -> Document | Rejected:
-    """A document from a JSON object by the source's columns."""
-    columns = source.columns
-    asked = {"id": columns.id, "text": columns.text, "title": columns.title, "licence": columns.licence, "key": key}
+def _from_record(reading: Reading, file: str, position: int, place: str, record: dict[str, Any]) -> Document | Rejected:
+    """A document from a record by the source's columns."""
+    columns, source = reading.source.columns, reading.source.name
+    asked = {"id": columns.id, "text": columns.text, "title": columns.title, "licence": columns.licence,
+             "key": reading.key}  # fmt: skip
     found: dict[str, str | None] = {}
-    name = record.get(columns.id) if isinstance(record.get(columns.id), str) else None
-    if name is not None and not _encodable(name):
-        name = None
+    given = record.get(columns.id) if columns.id is not None else f"{file}:{position}"
+    name = given if isinstance(given, str) else None
+
+    def refuse(reason: str, evidence: str) -> Rejected:
+        return Rejected(name, source, file, position, "read", reason, f"{place}: {evidence}")
+
     for role, column in asked.items():
         value = record.get(column) if column is not None else None
         if column is not None and value is None:
-            return Rejected(name, source.name, number, "read", f"missing_{role}", f"{place}: no {column!r}")
+            return refuse(f"missing_{role}", f"no {column!r}")
         if value is not None and not isinstance(value, str):
-            evidence = f"{place}: {column!r} is {_kind(value)}, not a string"
-            return Rejected(name, source.name, number, "read", "wrong_type", evidence)
-        if value is not None and not _encodable(value):
-            evidence = f"{place}: {column!r} holds half a surrogate pair, which is no character"
-            return Rejected(name, source.name, number, "read", "bad_unicode", evidence)
+            return refuse("wrong_type", f"{column!r} is {_kind(value)}, not a string")
         found[role] = value
-    name, text = found["id"], found["text"]
-    assert name is not None  # `id` and `text` always have a column
+    text = found["text"]
+    assert name is not None  # a record without one was refused above
     assert text is not None
     if not name.strip():
-        return Rejected(None, source.name, number, "read", "missing_id", f"{place}: {columns.id!r} is empty")
-    return Document(name, source.name, text, found["title"], found["key"] or name, found["licence"], number)
+        return Rejected(None, source, file, position, "read", "missing_id", f"{place}: {columns.id!r} is empty")
+    values = {column: record[column] for column in reading.values if column in record}
+    return Document(
+        name, source, text, found["title"], found["key"] or name, found["licence"], file, position, values
+    )  # fmt: skip
 
 
 def _encodable(text: str) -> bool:
-    """Whether a string from JSON has a UTF-8 form; a lone surrogate escape has none."""
+    """Whether a file's name has a UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

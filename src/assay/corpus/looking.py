@@ -11,9 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from assay.corpus.build import ADMITTED, FORMAT, RECEIPT, REJECTED, TOKENIZER
+from assay.corpus.documents import STAGES, Stage
+from assay.corpus.pieces import rows
+from assay.corpus.receipt import ADMITTED, FORMAT, RECEIPT, TOKENIZER
+from assay.corpus.shards import REJECTED
 from assay.corpus.tokenizer import FILE, Tokenizer, decode, load
 from assay.data.shard import Shard, open_shard
 from assay.errors import DataError, InputError
@@ -67,17 +70,25 @@ def samples(out: Path, count: int, source: str | None = None, characters: int = 
     return [_sample(record, shards[record["shard"]], tokenizer, characters) for record in chosen]
 
 
-def rejected(out: Path, count: int, source: str | None = None) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """How many documents left by reason, and up to `count` of each reason with stage and evidence."""
+def rejected(
+    out: Path, count: int, source: str | None = None
+) -> tuple[dict[tuple[str, str], int], list[dict[str, Any]]]:
+    """How many documents left by (stage, reason), stages in order, and up to `count` of each with its evidence."""
     _expect_source(receipt(out), source, out)
-    by_reason = Counter[str]()
+    left = Counter[tuple[str, str]]()
     shown = []
-    for record in _records(out / REJECTED):
+    for record in rows(out / REJECTED, size=4096):
         if source in (None, record["source"]):
-            by_reason[record["reason"]] += 1
-            if by_reason[record["reason"]] <= count:
+            name = record["stage"], record["reason"]
+            left[name] += 1
+            if left[name] <= count:
                 shown.append(record)
-    return dict(sorted(by_reason.items())), sorted(shown, key=lambda record: str(record["reason"]))
+
+    def order(stage: str, reason: str) -> tuple[int, str]:
+        return STAGES.index(cast(Stage, stage)), reason
+
+    by_reason = dict(sorted(left.items(), key=lambda item: order(*item[0])))
+    return by_reason, sorted(shown, key=lambda record: order(record["stage"], record["reason"]))
 
 
 def _sample(record: dict[str, Any], shard: Shard, tokenizer: Tokenizer, characters: int) -> Sample:

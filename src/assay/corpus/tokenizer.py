@@ -87,11 +87,25 @@ def load(path: Path, end_of_text: str) -> Tokenizer:
     return from_bytes(read_bytes(path, "a tokenizer.json"), end_of_text, str(path))
 
 
+@dataclass(frozen=True)
+class Lossy:
+    """How decoding differs: the reason, the byte offset where it begins, the text's byte there (None: its end)."""
+
+    reason: str
+    at: int
+    byte: int | None
+
+
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[NDArray[np.uint32], bool]]:
     """For each text its ids, the end of text last, and whether decoding them gives the text back.
 
     Raises InputError when a text itself holds the end-of-text id: document ends could not be told apart.
     """
+    return [(ids, lossy is None) for ids, lossy in round_trip(tokenizer, texts)]
+
+
+def round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[NDArray[np.uint32], Lossy | None]]:
+    """As `encode`, with what is lost where decoding does not give the text back."""
     encodings = tokenizer.inner.encode_batch_fast(list(texts), add_special_tokens=False)
     ids = [encoding.ids for encoding in encodings]
     for each, text in zip(ids, texts, strict=True):
@@ -102,9 +116,20 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[NDArray[np.
             )
     back = tokenizer.inner.decode_batch(ids, skip_special_tokens=False)
     return [
-        (np.array([*each, tokenizer.end_of_text], dtype=np.uint32), decoded == text)
+        (np.array([*each, tokenizer.end_of_text], dtype=np.uint32), None if decoded == text else lost(text, decoded))
         for each, decoded, text in zip(ids, back, texts, strict=True)
     ]
+
+
+def lost(text: str, decoded: str) -> Lossy:
+    """Where and how two different texts part, in UTF-8 bytes of the first."""
+    whole, found = text.encode("utf-8"), decoded.encode("utf-8", "surrogatepass")
+    both = min(len(whole), len(found))
+    at = next((place for place in range(both) if whole[place] != found[place]), both)
+    reason = (
+        "bytes_dropped" if len(found) < len(whole) else "bytes_added" if len(found) > len(whole) else "bytes_changed"
+    )
+    return Lossy(reason, at, whole[at] if at < len(whole) else None)
 
 
 def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:

@@ -1,0 +1,265 @@
+"""What a source consists of: its files in the order of their names, their digests, and the pieces to read.
+
+The pieces depend on the bytes alone: neither the order of a listing, nor the number of processes, nor
+the machine changes them. Remote places are refused for now. No document is looked at here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from assay.corpus.description import Corpus, Source, is_remote
+from assay.corpus.workers import Workers
+from assay.errors import DataError, InputError
+from assay.files.digest import PREFIX, canonical, digest
+from assay.files.reading import inside
+
+PIECE_BYTES = 16 << 20  # of plain lines or texts; of uncompressed columns in parquet
+PIECE_FILES = 1000  # texts in one piece at most
+COMPRESSED = (".gz", ".zst")
+SUFFIXES = {"jsonl": (".jsonl", ".ndjson"), "parquet": (".parquet",), "text": (".txt",)}
+_READ = 1 << 20
+Kind = Literal["lines", "stream", "groups", "texts", "broken"]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a source, known by its name below the source's path; `mtime` and `bytes` tell a change."""
+
+    name: str
+    path: Path
+    bytes: int
+    mtime: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a source that one process reads in one go; `number` is its place in the corpus.
+
+    `lines`: bytes [start, stop) of a plain file, the first line being `first`; `stream`: a whole compressed
+    file; `groups`: row groups [start, stop) of a parquet file, the first row being `first`; `texts`: whole
+    files; `broken`: a file whose kind of fault is `fault`.
+    """
+
+    number: int
+    source: int
+    kind: Kind
+    files: tuple[File, ...]
+    start: int = 0
+    stop: int = 0
+    first: int = 1
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A source as found: its files, the names in its folder that are of another format, the digest of all bytes."""
+
+    files: tuple[File, ...]
+    passed_over: int
+    sha256: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """[start, stop) of a file, in bytes or row groups; `first` is the position of its first line or row."""
+
+    start: int
+    stop: int
+    first: int
+
+
+def refuse_remote(corpus: Corpus) -> None:
+    """InputError, naming the first place that is not on this machine."""
+    for source in corpus.sources:
+        if is_remote(source.path):
+            raise InputError(
+                f"source {source.name!r}: {source.path} is remote, and this version reads local files only; "
+                "fetch the files into the description's folder and give their path"
+            )
+    path = corpus.tokenizer.path
+    if path is not None and is_remote(path):
+        raise InputError(
+            f"tokenizer.path: {path} is remote, and this version reads local files only; "
+            "fetch its tokenizer.json into the description's folder and give its path"
+        )
+
+
+def source_path(source: Source, folder: Path) -> Path:
+    """The place of a source; InputError when it leaves the description's folder, DataError when it is not there."""
+    path = inside(folder, source.path, f"source {source.name!r}: path")
+    if not path.is_file() and not path.is_dir():
+        raise DataError(f"source {source.name!r}: {path} is not there; get it, or correct `path` in the description")
+    return path
+
+
+def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
+    """The files of a source with their names, in the order of the names' UTF-8 bytes; how many others lie there."""
+    path = source_path(source, folder)
+    if path.is_file():
+        return [(path.name, path)], 0
+    wanted = SUFFIXES[source.format]
+    endings = wanted if source.format == "parquet" else (*wanted, *(w + c for w in wanted for c in COMPRESSED))
+    found, others = [], 0
+    for each in path.rglob("*"):
+        if each.is_dir():
+            continue
+        name = each.relative_to(path).as_posix()
+        place = inside(folder, f"{source.path}/{name}", f"source {source.name!r}")
+        if each.name.endswith(endings):
+            found.append((name, place))
+        else:
+            others += 1
+    if not found:
+        raise DataError(
+            f"source {source.name!r}: {path} holds no file that ends with {' or '.join(endings)}; "
+            "correct `path` or `format` in the description"
+        )
+    return sorted(found, key=lambda item: item[0].encode("utf-8", "surrogateescape")), others
+
+
+def survey(corpus: Corpus, folder: Path, workers: Workers) -> tuple[list[Surveyed], list[Piece]]:
+    """Hash every file of every source and cut them into pieces.
+
+    Raises InputError (a remote place, a path that leaves the folder), DataError (not there, not the pinned bytes).
+    """
+    refuse_remote(corpus)
+    tasks, passed_over = [], []
+    for index, source in enumerate(corpus.sources):
+        here, others = listed(source, folder)
+        passed_over.append(others)
+        tasks += [(index, source, name, path) for name, path in here]
+    looked = list(workers.each(_look, tasks))
+    surveyed, pieces = [], list[Piece]()
+    for index, source in enumerate(corpus.sources):
+        mine = [found for task, found in zip(tasks, looked, strict=True) if task[0] == index]
+        files_found = tuple(file for file, _, _ in mine)
+        surveyed.append(Surveyed(files_found, passed_over[index], _digest(source, folder, files_found)))
+        for kind, files, stretch, fault in _cut(source, mine):
+            pieces.append(Piece(len(pieces), index, kind, files, stretch.start, stretch.stop, stretch.first, fault))
+    return surveyed, pieces
+
+
+def _digest(source: Source, folder: Path, files: tuple[File, ...]) -> str:
+    """Of one file its digest; of a folder that of the names and digests of its files. Compared with the pin."""
+    one = source_path(source, folder).is_file()
+    found = files[0].sha256 if one else digest(canonical({file.name: file.sha256 for file in files}))
+    if source.sha256 is not None and found != source.sha256:
+        raise DataError(
+            f"source {source.name!r}: {source.path} has the digest {found}, but {source.sha256} is pinned; "
+            "restore the file, or pin what was reviewed anew"
+        )
+    return found
+
+
+_Look = tuple[File, tuple[_Stretch, ...], str]
+
+
+def _look(task: tuple[int, Source, str, Path]) -> _Look:
+    """One file's digest, the stretches to read it in, and what is wrong with it as a whole."""
+    _, source, name, path = task
+    try:
+        state = path.stat()
+        sha256, stretches = _hash(path, source.format == "jsonl" and path.suffix not in COMPRESSED)
+    except OSError as error:
+        raise DataError(f"source {source.name!r}: {path} cannot be read: {error.strerror}") from None
+    file = File(name, path, state.st_size, state.st_mtime_ns, sha256)
+    if source.format != "parquet":
+        return file, stretches, ""
+    groups, fault = _row_groups(source, path)
+    return file, groups, fault
+
+
+def _hash(path: Path, by_lines: bool) -> tuple[str, tuple[_Stretch, ...]]:
+    """SHA-256 of a file and, when asked, stretches of whole lines of about `PIECE_BYTES`."""
+    state = hashlib.sha256()
+    at, lines, mark = 0, 0, PIECE_BYTES
+    bounds = [(0, 1)]
+    with path.open("rb") as file:
+        while block := file.read(_READ):
+            state.update(block)
+            if by_lines:
+                end = block.find(b"\n", max(0, mark - 1 - at)) if at + len(block) >= mark else -1
+                if end >= 0:
+                    bounds.append((at + end + 1, lines + block.count(b"\n", 0, end + 1) + 1))
+                    mark = at + end + 1 + PIECE_BYTES
+                lines += block.count(b"\n")
+            at += len(block)
+    starts = [bound for bound in bounds if bound[0] < at or bound[0] == 0]
+    stops = [*(start for start, _ in starts[1:]), at]
+    stretches = tuple(_Stretch(start, stop, first) for (start, first), stop in zip(starts, stops, strict=True))
+    return PREFIX + state.hexdigest(), stretches
+
+
+def _row_groups(source: Source, path: Path) -> tuple[tuple[_Stretch, ...], str]:
+    """Row groups joined to about `PIECE_BYTES`; or why the file as a whole cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata, names = file.metadata, set(file.schema_arrow.names)
+    except (pa.ArrowException, OSError) as error:
+        return (), fault_of(error)
+    for column in asked_columns(source):
+        if column not in names:
+            raise InputError(
+                f"source {source.name!r}: {path} has no column {column!r}; it has {', '.join(sorted(names))}"
+            )
+    stretches = list[_Stretch]()
+    start, first, row, size = 0, 1, 1, 0
+    for group in range(metadata.num_row_groups):
+        facts = metadata.row_group(group)
+        row, size = row + facts.num_rows, size + facts.total_byte_size
+        if size >= PIECE_BYTES or group + 1 == metadata.num_row_groups:
+            stretches.append(_Stretch(start, group + 1, first))
+            start, first, size = group + 1, row, 0
+    return tuple(stretches), ""
+
+
+def asked_columns(source: Source, key: str | None = None) -> list[str]:
+    """The columns of a source's records that are needed, without the predicates of the corpus."""
+    columns = source.columns
+    named = [columns.id, columns.text, columns.title, columns.licence, key]
+    return sorted({column for column in named if column is not None})
+
+
+def fault_of(error: BaseException) -> str:
+    """What a library says of a damaged file, as one short line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = "".join(c if c.isprintable() else " " for c in lines[0])
+    return text if len(text) <= 160 else text[:159] + "…"
+
+
+def _cut(source: Source, looked: list[_Look]) -> Iterator[tuple[Kind, tuple[File, ...], _Stretch, str]]:
+    """The pieces of one source in order."""
+    whole = _Stretch(0, 0, 1)
+    if source.format == "text":
+        batch, size = list[File](), 0
+        for file, _, _ in looked:
+            batch.append(file)
+            size += file.bytes
+            if size >= PIECE_BYTES or len(batch) >= PIECE_FILES:
+                yield "texts", tuple(batch), whole, ""
+                batch, size = [], 0
+        if batch:
+            yield "texts", tuple(batch), whole, ""
+        return
+    for file, stretches, fault in looked:
+        if fault:
+            yield "broken", (file,), whole, fault
+        elif source.format == "jsonl" and file.path.suffix in COMPRESSED:
+            yield "stream", (file,), whole, ""
+        else:
+            for stretch in stretches:
+                yield ("groups" if source.format == "parquet" else "lines"), (file,), stretch, ""
