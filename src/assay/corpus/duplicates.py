@@ -28,7 +28,7 @@ HEADER = "duplicates.json"
 SIGNATURES = "signatures.bin"
 IDENTITIES = "identities.jsonl"
 _LIMIT = 1 << 38
-_BLOCK = 1 << 14  # signatures in one array
+_BLOCK = 1 << 10  # signatures in one array
 _FREE = 0xFFFFFFFF
 _ODD, _SPREAD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
 _PROBE = "The quick brown fox jumps over the lazy dog, and zażółć gęślą jaźń is said of geese by nobody at all."
@@ -81,8 +81,8 @@ class Match:
 class NearDuplicates:
     """An index of documents by what they say. A document's set: all runs of `shingle` words of its stream.
 
-    Memory for each kept document with the default parameters: 512 bytes of signature, 171 to 341 of bands, about
-    70 and the length for the identity; below 1,000 with identities of up to 70 letters. Only documents that are
+    Memory for each kept document with the default parameters: 512 bytes of signature, 171 to 341 of bands, 60 and
+    the length for the identity: below 1,000 with identities of up to 70 letters. Only documents that are
     like no earlier one are kept, so that the earliest of a family stands for it.
     """
 
