@@ -94,3 +94,31 @@ def test_an_intent_of_no_decay_stops_saved_where_the_decay_begins(project: Proje
     assert (facts["reported"], facts["saved"]) == (18, 18), "24 updates less a quarter"
     assert all(line["lr"] == 0.003 for line in metrics.read(run / "metrics.jsonl") if line["update"] >= 3)
     assert drive(recipe, run, resume=True) == 3, "a resume does not slip past the boundary"
+
+
+def test_a_run_killed_before_its_first_checkpoint_says_that_it_begins_again(
+    project: Project, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = project.recipe(), tmp_path / "run"
+    child = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import os, threading
+from pathlib import Path
+from small import drive
+from assay.run.metrics import MetricsWriter
+write_out = MetricsWriter.write_out
+def killed(self):
+    write_out(self)
+    if self.path.stat().st_size > 1500: os._exit(9)
+MetricsWriter.write_out = killed
+drive(Path({str(recipe)!r}), Path({str(run)!r}))
+"""
+    assert subprocess.run([sys.executable, "-c", child], check=False, capture_output=True).returncode == 9
+    before = metrics.by_update(run / "metrics.jsonl")
+    assert 0 < len(before) < 6, "some updates were done, and no checkpoint was saved"
+    assert drive(recipe, run, resume=True) == 0
+    assert "no full checkpoint was saved before the interruption" in capfd.readouterr().err
+    after = metrics.by_update(run / "metrics.jsonl")
+    assert all(metrics.comparable(after[update]) == metrics.comparable(line) for update, line in before.items())
+    assert not history(RunFolder(run).ledger).alarms

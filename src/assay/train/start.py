@@ -64,7 +64,7 @@ class Started:
     optimizers: list[torch.optim.Optimizer]
     position: Position
     evidence: dict[str, Any]
-    faults: list[str]
+    notes: list[str]  # what the operator should know about this start
 
 
 def begin(
@@ -83,11 +83,18 @@ def begin(
         return _resume(run, recipe, queue, batches, device, told, from_step)
     if resume and any(segment.last or 0 for segment in told.segments):
         raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
-    start = recipe.start
-    if start.init_from is not None:
-        return _init_from(recipe, recipe_folder, queue, device)
-    if start.continue_from is not None:
-        return _continue_from(recipe, recipe_folder, queue, batches, device)
+    started = _own_start(recipe, recipe_folder, queue, batches, device)
+    if resume:
+        started.notes.append("no full checkpoint was saved before the interruption: the run begins again at its start")
+    return started
+
+
+def _own_start(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> Started:
+    """The start that the recipe names."""
+    if recipe.start.init_from is not None:
+        return _init_from(recipe, folder, queue, device)
+    if recipe.start.continue_from is not None:
+        return _continue_from(recipe, folder, queue, batches, device)
     model = initial.build(recipe.model, recipe.seed, device, recompute=recipe.runtime.recompute)
     return _fresh("scratch", recipe, model, queue, {"seed": recipe.seed})
 
@@ -194,7 +201,8 @@ def _restored(
         "batches_recomputed": len(position.recent),
         **proof,
     }
-    return Started(mode, model, optimizers, position, evidence, faults)
+    notes = [f"a newer checkpoint was not used: {fault}" for fault in faults]
+    return Started(mode, model, optimizers, position, evidence, notes)
 
 
 def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) -> Position:

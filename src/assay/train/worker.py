@@ -209,8 +209,8 @@ def _open(segment: Segment, started: Started, facts: dict[str, Any], command: li
         **provenance(segment.run, command),
     }
     segment.ledger.append("recovery" if started.mode == "resume" else "start", body)
-    for fault in started.faults:
-        _tell(f"a newer checkpoint was not used: {fault}")
+    for note in started.notes:
+        _tell(note)
     _tell(words[started.mode])
 
 
