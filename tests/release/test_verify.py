@@ -64,17 +64,17 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a removed receipt": (
         lambda run: lines_of(run / "ledger.jsonl", lambda lines: lines[:9] + lines[10:]),
         "chain",
-        "line 10 does not chain",
+        "line 10 does not chain (receipt seq 10)",
     ),
     "two receipts swapped": (
         lambda run: lines_of(run / "ledger.jsonl", lambda lines: [*lines[:4], lines[5], lines[4], *lines[6:]]),
         "chain",
-        "line 5 does not chain",
+        "line 5 does not chain (receipt seq 5)",
     ),
     "a receipt twice": (
         lambda run: lines_of(run / "ledger.jsonl", lambda lines: [*lines[:6], lines[5], *lines[6:]]),
         "chain",
-        "line 7 does not chain",
+        "line 7 does not chain (receipt seq 5)",
     ),
     "receipts cut from the end": (
         lambda run: lines_of(run / "ledger.jsonl", lambda lines: lines[:-2]),

@@ -60,7 +60,7 @@ def train(
     if begun and history(folder.ledger).ended:
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
         return
-    checks = preflight(loaded, recipe.resolve().parent, folder)
+    checks = preflight(loaded, _folder(recipe), folder)
     if refused := refusals(checks):
         _refuse(refused)
     if not folder.exists():
@@ -88,7 +88,7 @@ def preflight_command(
     from assay.recipe import load as recipes
     from assay.run.folder import RunFolder
 
-    checks = preflight(recipes.load(recipe), recipe.resolve().parent, RunFolder(run))
+    checks = preflight(recipes.load(recipe), _folder(recipe), RunFolder(run))
     refused = refusals(checks)
     if json:
         as_json({"ok": not refused, "checks": as_facts(checks)})
@@ -114,11 +114,12 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
     if json:
         as_json(facts)
         return
-    start = facts["start"]
+    starts = [facts[key] for key in ("start", "last_start") if facts[key]]
+    begun = [f"{start['mode']} @ {start['step']:,}" for start in (starts if facts["segments"] > 1 else starts[:1])]
     shown = {
         "run": f"{facts['name']} ({facts['run_id']})",
         "state": facts["state"] + (f" by a {facts['hold']}" if facts["hold"] else ""),
-        "start": f"{start['mode']} @ {start['step']}" if start else "not started",
+        "start": ", last ".join(begun) if begun else "not started",
         "scheduled updates": facts["scheduled"],
         "projected updates": facts["projected"] if facts["projected"] is not None else "nobody stated an estimate",
         "affordable updates": facts["affordable"] if facts["affordable"] is not None else "no budget stated",
@@ -126,8 +127,10 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "saved updates": facts["saved"] if facts["saved"] is not None else "none yet",
         "mirrored updates": facts["mirrored"] if facts["mirrored"] is not None else "no mirror",
         "prepared updates": facts["prepared"] if facts["prepared"] is not None else "the queue is not readable here",
-        "loss": facts["loss"] if facts["loss"] is not None else "none yet",
-        "order digest": facts["order_digest"] if facts["order_digest"] else "none yet",
+        "loss": f"{facts['loss']:.4f}" if facts["loss"] is not None else "none yet",
+        "order digest": f"{facts['order_digest']} at step {facts['reported']:,}"
+        if facts["order_digest"]
+        else "none yet",
         "segments": facts["segments"],
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],
@@ -184,6 +187,11 @@ def _act(path: Path, act: str, reason: str | None, json: bool) -> None:
     else:
         words = {"stop": "will save and stop" if owner.is_owned(run) else "is held", "release": "is released"}
         console().print(f"{path} {words.get(act, 'is abandoned')} (receipt {done.seq}, last reported step {step})")
+
+
+def _folder(recipe: Path) -> Path:
+    """The folder that the recipe's paths count from, as the user wrote it, so that messages show what was typed."""
+    return recipe.resolve().parent if recipe.is_symlink() else recipe.parent
 
 
 def _refuse(refused: list[Check]) -> None:

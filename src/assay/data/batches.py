@@ -41,7 +41,8 @@ class Batches:
         needed = {part.shard for slot in queue.slots if slot.end_update > first_update for part in slot.parts}
         absent = [name for name in missing(queue, shards) if name in needed]
         if absent:
-            searched = ", ".join(str(place) for place in [queue.path.parent, *places])
+            once = {place.resolve(): place for place in reversed([queue.path.parent, *places])}
+            searched = ", ".join(str(place) for place in reversed(once.values()))
             raise DataError(
                 f"{queue.path}: {len(absent)} shard(s) are not on this machine, the first is {absent[0]}; "
                 f"searched by hint and under {searched}: bring them there or name another root"

@@ -218,6 +218,8 @@ def _pins(
     }
 
     def compare(name: str, wanted: str | None, seen: Callable[[], str | None]) -> str | Check:
+        if wanted is None and name in ("weights", "config") and recipe.start.init_from is None:
+            return Check(f"pin {name}", NOT_APPLICABLE, f"start is {recipe.start.kind}, which takes no such file")
         found = seen()
         if wanted is None:
             return Check(f"pin {name}", NOT_PINNED, found or "nothing of the kind here")
@@ -239,7 +241,12 @@ def _disk(recipe: Recipe, queue: list[Queue], run: RunFolder) -> str:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise Refused(
-            f"{place} has {free / 1e9:,.1f} GB free, but the checkpoints that are kept need {needed / 1e9:,.1f} GB; "
+            f"{place} has {_size(free)} free, but the checkpoints that are kept need {_size(needed)}; "
             "lower checkpoint.keep or free space"
         )
-    return f"{free / 1e9:,.1f} GB free, {needed / 1e9:,.1f} GB needed for the checkpoints that are kept"
+    return f"{_size(free)} free, {_size(needed)} needed for the checkpoints that are kept"
+
+
+def _size(count: int) -> str:
+    """Bytes for people, in GB or, below one, in MB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

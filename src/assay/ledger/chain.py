@@ -67,8 +67,10 @@ def read(
             content = line[:-1]
             record = _record(content, where, fault)
             if (number > 0 or first is not None) and record.get("previous") != previous:
+                seq = record.get("seq")
+                receipt = f" (receipt seq {seq})" if type(seq) is int else ""  # a line's number is one more
                 raise fault(
-                    f"{where} does not chain: it names {record.get('previous')!r} as the line before, "
+                    f"{where} does not chain{receipt}: it names {record.get('previous')!r} as the line before, "
                     f"which has {previous!r}; a line was edited, removed, inserted or moved here or just before"
                 )
             offset += len(line)

@@ -46,12 +46,13 @@ def status(run: RunFolder) -> dict[str, Any]:
     full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
     contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
-    opening = told.segments[0].body if told.segments else None
+    starts = [{"mode": one.mode, "step": one.first} for one in told.segments]
     return {
         "run_id": told.run_id,
         "name": recipe.name,
         "state": state(told, seen, is_owned(run)),
-        "start": {"mode": opening["mode"], "step": opening["step"]} if opening else None,
+        "start": starts[0] if starts else None,
+        "last_start": starts[-1] if starts else None,
         "scheduled": recipe.schedule.updates,
         "projected": None,
         "affordable": None,
