@@ -127,8 +127,9 @@ def _of_checkpoint(folder: Path) -> Subject:
 
 def _of_run(run: RunFolder, step: int | None) -> Subject:
     require_run(run)
-    standing = history(run.ledger).standing
-    wanted = [item for item in standing if step in (None, item.step)]
+    told = history(run.ledger)
+    standing = told.standing
+    wanted = told.line if step is None else [item for item in standing if item.step == step]
     if not wanted:
         steps = ", ".join(str(one) for one in sorted({item.step for item in standing})) or "none"
         asked = "checkpoint" if step is None else f"checkpoint of step {step}"

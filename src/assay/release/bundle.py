@@ -19,6 +19,7 @@ from assay.data import queue as queues
 from assay.errors import DataError, InputError, VerificationError
 from assay.files.digest import PREFIX, digest_file, digest_small, is_digest
 from assay.files.publish import publish_file, publish_folder
+from assay.files.reading import inside
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Receipt, read
 from assay.recipe.schema import Recipe
@@ -30,7 +31,7 @@ FORMAT = "assay-bundle/1"
 INDEX_FORMAT = "assay-checkpoint-index/1"
 CODE_FORMAT = "assay-code/1"
 BUNDLE, INDEX, CODE, SUMS = "bundle.json", "checkpoints.json", "code.json", "SHA256SUMS"
-METRICS, QUEUE = "metrics.jsonl", "queue.jsonl"
+METRICS, QUEUE, EVALUATIONS = "metrics.jsonl", "queue.jsonl", "evaluations"
 REQUIRED = (
     manifests.MODEL,
     manifests.CONFIG,
@@ -70,13 +71,14 @@ def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[s
     receipts = list(read(run.ledger))
     told = gather(receipts)
     recipe = run.recipe()
-    saved = _chosen(told, step)
+    saved = _chosen(run, told, step)
     _refuse_damage(run, told, saved)
     head = {"seq": receipts[-1].seq, "digest": receipts[-1].digest}
     sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     queue = _queue(run, recipe, told)
     tokenizer, why = _tokenizer(run, recipe, queues.load(queue).tokenizer)
-    unsupported = _unsupported(saved, why)
+    results, absent = _results(run, told)
+    unsupported = _unsupported(saved, why, absent)
     with publish_folder(out) as folder:
         tell(f"copying {saved.folder}")
         source = run.path / saved.folder
@@ -89,9 +91,13 @@ def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[s
         _copy_beginning(queue, folder / QUEUE, _lines_end(queue, None))
         if tokenizer is not None:
             shutil.copyfile(tokenizer, folder / TOKENIZER)
+        for name in results:
+            (folder / EVALUATIONS).mkdir(exist_ok=True)
+            shutil.copyfile(run.path / name, folder / name)
         _json(folder / INDEX, checkpoint_index(told))
         _json(folder / CODE, code_index(told, receipts))
-        names = sorted({path.name for path in folder.iterdir()} | {BUNDLE})
+        here = (path for path in folder.rglob("*") if path.is_file())
+        names = sorted({path.relative_to(folder).as_posix() for path in here} | {BUNDLE})
         about = {
             "format": FORMAT,
             "run_id": told.run_id,
@@ -159,13 +165,13 @@ def code_index(told: History, receipts: Sequence[Receipt]) -> dict[str, Any]:
     }
 
 
-def _chosen(told: History, step: int | None) -> Saved:
-    """The newest checkpoint that stands, or that of a step; a weights checkpoint before a full one of the same step."""
-    found = [item for item in told.standing if step in (None, item.step)]
+def _chosen(run: RunFolder, told: History, step: int | None) -> Saved:
+    """The newest checkpoint of the line, or that of a step; a weights checkpoint before a full one of the same step."""
+    found = told.line if step is None else [item for item in told.standing if item.step == step]
     if not found:
         steps = ", ".join(str(one) for one in sorted({item.step for item in told.standing})) or "none"
         wanted = "no checkpoint stands" if step is None else f"no checkpoint of step {step} stands"
-        raise InputError(f"{wanted}; steps that can be bundled: {steps}")
+        raise InputError(f"{run.path}: {wanted}; steps that can be bundled: {steps}")
     return max(found, key=lambda item: (item.step, item.segment, item.kind == "weights"))
 
 
@@ -210,8 +216,38 @@ def _tokenizer(run: RunFolder, recipe: Recipe, name: str) -> tuple[Path | None, 
     return path, "" if path else f"no {TOKENIZER} with {name} lies under the recipe's data roots"
 
 
-def _unsupported(saved: Saved, tokenizer: str) -> list[str]:
-    result = ["signature", "modelling file: see assay export", "cards", "aggregate scores"]
+def is_result(name: str) -> bool:
+    """Whether a file's name is one that an evaluation result has in a bundle, as in the run: `evaluations/X.json`."""
+    folder, _, file = name.partition("/")
+    return folder == EVALUATIONS and file.endswith(".json") and "/" not in file
+
+
+def _results(run: RunFolder, told: History) -> tuple[list[str], str]:
+    """The aggregate scores: result files that receipts name and that are here, and why one is not or none is.
+
+    VerificationError for a file that is not the one that its receipt names.
+    """
+    found = set()
+    missing = []
+    for receipt in told.evaluations:
+        name = receipt.body.get("file")
+        if not isinstance(name, str) or not is_result(name):
+            continue  # its claim says that the receipt names no file that can be checked
+        path = inside(run.path, name, f"receipt {receipt.seq}")
+        if not path.is_file():
+            missing.append(name)
+        elif digest_small(path) != receipt.body.get("sha256"):
+            raise VerificationError(f"{path} is not the file that receipt {receipt.seq} names; bring the original back")
+        else:
+            found.add(name)
+    absent = f"aggregate scores: {', '.join(missing)} not here" if missing else ""
+    return sorted(found), absent or ("" if found else "aggregate scores: no result is recorded; see assay evaluate")
+
+
+def _unsupported(saved: Saved, tokenizer: str, results: str) -> list[str]:
+    result = ["signature", "modelling file: see assay export", "cards"]
+    if results:
+        result.append(results)
     if tokenizer:
         result.append(f"tokenizer: {tokenizer}")
     if saved.kind == "full":
