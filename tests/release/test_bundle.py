@@ -22,8 +22,10 @@ from assay.release.verify import verify
 from assay.run.folder import RunFolder
 from assay.run.history import history
 
+RESULT = "evaluations/step-000012-validation.json"
 FILES = {
-    "SHA256SUMS", "bundle.json", "checkpoints.json", "code.json", "config.json", "ledger.jsonl", "manifest.json",
+    RESULT, "SHA256SUMS", "bundle.json", "checkpoints.json", "code.json", "config.json", "ledger.jsonl",
+    "manifest.json",
     "metrics.jsonl", "model.safetensors", "queue.jsonl", "recipe.json", "recipe.yaml", "tokenizer.json",
 }  # fmt: skip
 
@@ -54,11 +56,16 @@ def failed(path: Path) -> dict[str, str]:
 
 def resum(path: Path) -> None:
     """Write SHA256SUMS anew, as a forger would."""
-    (path / SUMS).write_bytes(sums(path, sorted(one.name for one in path.iterdir() if one.name != SUMS)))
+    (path / SUMS).write_bytes(sums(path, sorted(inside(path) - {SUMS})))
+
+
+def inside(path: Path) -> set[str]:
+    """The files of a bundle, by their names in it."""
+    return {one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file()}
 
 
 def test_the_list_is_closed_and_sha256sum_agrees(made: Path) -> None:
-    assert {path.name for path in made.iterdir()} == FILES
+    assert inside(made) == FILES
     done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=made, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) == len(FILES) - 1
@@ -74,7 +81,7 @@ def test_a_bundle_verifies_alone_and_fully_with_the_data(made: Path, trained: Pa
     report = verify(made)
     assert report.holds(strict=False), failed(made)
     open_claims = {claim.claim for claim in report.claims if claim.result == UNVERIFIABLE}
-    assert {"order digest recomputed", "other checkpoints"} <= open_claims
+    assert open_claims == {"order digest recomputed", "other checkpoints"}
     again = verify(made, [trained / "data"])
     told = {claim.claim: claim for claim in again.claims}
     assert told["order digest recomputed"].result == "verified"
@@ -87,7 +94,7 @@ def test_nothing_private_is_in_a_bundle(made: Path, trained: Path) -> None:
     salt = (trained / "run" / "salt").read_text()
     words = [str(trained), str(trained.parent), os.getcwd(), str(Path.home()), platform.node(), salt]
     words += [str(Path(os.path.realpath(trained))), "origin", "owner.lock"]
-    for path in made.iterdir():
+    for path in map(made.joinpath, FILES):
         content = path.read_bytes()
         for word in words:
             # A name of one or two letters would be found in any bytes.
@@ -116,6 +123,19 @@ def test_the_last_export_names_converter_and_modelling_file(project: Path, tmp_p
     assert not failed(tmp_path / "out")
     run.open_ledger().append("export", {**body, "step": weights.step - 1})
     assert "no checkpoint of step 11 has the weights" in failed(run.path)["export of step 11"]
+
+
+def test_a_result_that_is_gone_is_said_and_one_of_other_bytes_is_not_bundled(project: Path, tmp_path: Path) -> None:
+    whole = (project / "run" / RESULT).read_bytes()
+    (project / "run" / RESULT).unlink()
+    made = bundle(RunFolder(project / "run"), tmp_path / "without")
+    assert RESULT not in made.files
+    assert f"aggregate scores: {RESULT} not here" in made.unsupported
+    told = {claim.claim: claim for claim in verify(tmp_path / "without").claims}
+    assert told["validation of step 12"].result == UNVERIFIABLE
+    (project / "run" / RESULT).write_bytes(whole.replace(b"validation", b"Validation"))
+    with pytest.raises(AssayError, match="is not the file that receipt"):
+        bundle(RunFolder(project / "run"), tmp_path / "other")
 
 
 def test_a_tokenizer_of_other_bytes_stays_out_and_is_said(project: Path, tmp_path: Path) -> None:
@@ -177,12 +197,27 @@ FORGERY: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "another index": (
         lambda path: (edit(path / "checkpoints.json", '"step": 9', '"step": 8'), resum(path)),
         "indexes",
-        "checkpoints.json is not what the ledger gives",
+        "checkpoints.json is not what the ledger gives: checkpoints[7].step is 8, expected 9",
     ),
     "other code": (
         lambda path: (edit(path / "code.json", '"segment": 2', '"segment": 3'), resum(path)),
         "indexes",
-        "code.json",
+        "code.json is not what the ledger gives: training_source[1].segment is 3, expected 2",
+    ),
+    "a key too few": (
+        lambda path: (edit(path / "code.json", '"converter"', '"convertor"'), resum(path)),
+        "indexes",
+        "converter is missing",
+    ),
+    "a result without a receipt": (
+        lambda path: (shutil.copyfile(path / RESULT, path / "evaluations/other.json"), resum(path)),
+        "indexes",
+        "other.json: no receipt names this result",
+    ),
+    "another score": (
+        lambda path: (edit(path / RESULT, '"perplexity": ', '"perplexity": 1'), resum(path)),
+        "validation of step 12",
+        "the digest is",
     ),
     "another step": (
         lambda path: (edit(path / "bundle.json", '"step": 12', '"step": 9'), resum(path)),
@@ -213,8 +248,7 @@ def test_a_forged_bundle_fails_the_claim_and_names_it(what: str, copy: Path) -> 
     forge(copy)
     if what.startswith("a foreign"):
         assert "not covered" in failed(copy)["SHA256SUMS"]
-        resum_all = sorted(str(one.relative_to(copy)) for one in copy.rglob("*") if one.is_file() and one.name != SUMS)
-        (copy / SUMS).write_bytes(sums(copy, resum_all))
+        resum(copy)
     found = failed(copy)
     assert claim in found, found
     assert words in found[claim], found[claim]

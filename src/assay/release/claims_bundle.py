@@ -5,8 +5,10 @@ What a bundle leaves out on purpose is unverifiable and named; what it holds mus
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from assay.errors import AssayError
 from assay.files.digest import digest_file
@@ -49,7 +51,8 @@ def list_claim(root: Path) -> Claim:
     """The files are those of the closed list, and bundle.json names them."""
     here = _files(root)
     faults = [f"{name} is missing" for name in bundles.REQUIRED if name not in here]
-    faults += [f"{name} does not belong to a bundle" for name in sorted(here - {*bundles.REQUIRED, *bundles.OPTIONAL})]
+    more = sorted(here - {*bundles.REQUIRED, *bundles.OPTIONAL})
+    faults += [f"{name} does not belong to a bundle" for name in more if not bundles.is_result(name)]
     path = root / bundles.BUNDLE
     try:
         about = read_object(path, "the description of a bundle")
@@ -105,18 +108,45 @@ def description_claim(case: Case) -> Claim:
 
 
 def indexes_claim(case: Case) -> Claim:
-    """checkpoints.json and code.json are what the ledger gives."""
-    faults = []
+    """checkpoints.json and code.json are what the ledger gives, and each result has its receipt."""
+    named = {receipt.body.get("file") for receipt in case.history.evaluations}
+    results = sorted(filter(bundles.is_result, _files(case.root)))
+    faults = [f"{case.root / name}: no receipt names this result" for name in results if name not in named]
     for name, wanted in (
         (bundles.INDEX, bundles.checkpoint_index(case.history)),
         (bundles.CODE, bundles.code_index(case.history, case.receipts)),
     ):
         try:
-            if read_object(case.root / name, "an index of a bundle") != wanted:
-                faults.append(f"{case.root / name} is not what the ledger gives")
+            if odd := _difference("", wanted, read_object(case.root / name, "an index of a bundle")):
+                faults.append(f"{case.root / name} is not what the ledger gives: {odd}")
         except AssayError as fault:
             faults.append(str(fault))
-    return judge(BUNDLE, "indexes", faults, f"{bundles.INDEX} and {bundles.CODE} follow from the ledger")
+    evidence = f"{bundles.INDEX} and {bundles.CODE} follow from the ledger"
+    if results:
+        evidence += f", {counted(len(results), 'result')} named by it"
+    return judge(BUNDLE, "indexes", faults, evidence)
+
+
+def _difference(key: str, wanted: Any, found: Any) -> str | None:
+    """The first key at which two JSON values differ, with both values; None when they are equal."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for name in sorted(wanted.keys() | found.keys()):
+            at = f"{key}.{name}" if key else name
+            if name not in found or name not in wanted:
+                return f"{at} is missing" if name in wanted else f"{at} does not belong there"
+            if odd := _difference(at, wanted[name], found[name]):
+                return odd
+        return None
+    if isinstance(wanted, list) and isinstance(found, list):
+        for number, (one, other) in enumerate(zip(wanted, found, strict=False)):
+            if odd := _difference(f"{key}[{number}]", one, other):
+                return odd
+        if len(wanted) != len(found):
+            return f"{key} has {counted(len(found), 'entry', 'entries')}, expected {len(wanted):,}"
+        return None
+    if type(wanted) is type(found) and wanted == found:
+        return None
+    return f"{key} is {json.dumps(found)}, expected {json.dumps(wanted)}"
 
 
 def tokenizer_claim(case: Case) -> Claim:
