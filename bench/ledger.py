@@ -1,4 +1,4 @@
-"""Seconds to verify 100,000 receipts, beside a bare loop of json.loads and SHA-256 over the same lines.
+"""CPU seconds to verify 100,000 receipts, beside a bare loop of json.loads and SHA-256 over the same lines.
 
 Both are measured in turn, several rounds in one run, and the medians are shown. The promise is under
 three seconds; the bare loop says what of it the machine itself takes.
@@ -60,9 +60,9 @@ def main() -> None:
         write(path)
         for _ in range(ROUNDS):
             for name, act in (("assay", verify), ("bare", bare)):
-                began = time.perf_counter()
+                began = time.process_time()
                 assert act(path) == COUNT
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(time.process_time() - began)
         size = path.stat().st_size
     median = {name: statistics.median(values) for name, values in seconds.items()}
     rows = [
@@ -71,7 +71,11 @@ def main() -> None:
     ]
     out = console()
     out.print(
-        table(f"{COUNT:,} receipts, {size / 1e6:.0f} MB, median of {ROUNDS}", ("what", "seconds", "against bare"), rows)
+        table(
+            f"{COUNT:,} receipts, {size / 1e6:.0f} MB, median of {ROUNDS}",
+            ("what", "CPU seconds", "against bare"),
+            rows,
+        )
     )
     raise SystemExit(0 if median["assay"] < LIMIT else 1)
 
