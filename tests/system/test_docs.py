@@ -95,6 +95,50 @@ def test_the_readme_names_every_command_that_exists() -> None:
             assert re.search(rf"`(assay )?{full}\b", text), f"README.md does not name assay {full}"
 
 
+def every_command() -> Iterator[tuple[str, Any]]:
+    """All commands and groups of the application, by their full names."""
+    waiting: list[tuple[str, Any]] = [("assay", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop()
+        yield name, command
+        waiting += [(f"{name} {inner}", one) for inner, one in getattr(command, "commands", {}).items()]
+
+
+STYLED = [one for one in every_command() if not one[0].startswith(("assay demo", "assay corpus "))]
+
+
+@pytest.mark.parametrize(("name", "command"), STYLED, ids=[name for name, _ in STYLED])
+def test_help_texts_are_of_one_style(name: str, command: Any) -> None:
+    """Short helps fit beside their names; options and arguments begin with a capital and end without a stop."""
+    assert name == "assay" or not command.get_short_help_str(45).endswith("..."), f"{name}: the short help is cut"
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        text = parameter.help
+        assert text, f"{name}: {parameter.name} has no help"
+        assert text[0].isupper(), f"{name}: the help of {parameter.name} is {text!r}"
+        assert not text.endswith("."), f"{name}: the help of {parameter.name} ends with a full stop"
+        if "--json" in parameter.opts:
+            assert text == "Print one JSON object on standard output", name
+        elif parameter.param_type_name == "argument" or not parameter.is_flag:
+            assert parameter.metavar == parameter.metavar.upper(), f"{name}: {parameter.name}"
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    """`assay --help` answers at once: what only commands need is imported by commands."""
+    heavy = {"numpy", "pydantic", "rich", "torch", "ruamel", "cryptography", "rfc8785"}
+    for option, words_seen in (("--help", "Commands:"), ("--version", "assay ")):
+        code = (
+            "import sys; from assay.cli.main import app\n"
+            f"try: app([{option!r}])\n"
+            "except SystemExit: pass\n"
+            "print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert words_seen in done.stdout
+        assert not heavy & set(re.findall(r"'(\w+)'", done.stderr)), done.stderr
+
+
 def test_the_commands_are_found_and_a_wrong_one_is_seen() -> None:
     """The tests above are not empty, and they would see a promise that does not hold."""
     found = [command for page in PAGES for command in fenced_commands(page.read_text(encoding="utf-8"))]
@@ -109,7 +153,7 @@ def test_the_commands_are_found_and_a_wrong_one_is_seen() -> None:
 @pytest.mark.parametrize("damage", ["none", "edited", "swapped", "last line removed"])
 def test_the_script_for_outside_readers_checks_the_chain_without_assay(tmp_path: Path, damage: str) -> None:
     page = (ROOT / "docs" / "outside-reader.md").read_text(encoding="utf-8")
-    (script,) = [block for language, block in FENCE.findall(page) if language == "python"]
+    (script,) = [block for language, block in FENCE.findall(page) if language == "python" and "ledger.jsonl" in block]
     assert "assay" not in script
     assert len([line for line in script.splitlines() if line.strip()]) <= 12
     ledger = Ledger.create(tmp_path / "ledger.jsonl", "the-run")
