@@ -42,7 +42,7 @@ def build_command(description: CorpusFile, out: NewFolder, workers: WorkerCount 
 
     with _progress() as tell:
         receipt = build(load(description), out, tell, workers)
-    _warn_of_refused(receipt)
+    _warn(receipt)
     if json:
         as_json(receipt)
         return
@@ -108,10 +108,13 @@ def tokenizer_command(description: CorpusFile, out: NewFolder, workers: WorkerCo
     console().print(pairs(f"Tokenizer in {out}", shown))
 
 
-def _warn_of_refused(receipt: dict[str, Any]) -> None:
+def _warn(receipt: dict[str, Any]) -> None:
     for name, facts in receipt["by_source"].items():
         if facts["refused"] is not None:
             note(f"source {name} was refused with its {facts['documents']:,} documents; {facts['refused']}")
+    target = receipt["target"]
+    if target is not None and target["short"]:
+        note(f"the target of {target['tokens']:,} tokens is not reached: {target['short']:,} are missing")
 
 
 def _show_receipt(receipt: dict[str, Any]) -> None:
@@ -162,8 +165,6 @@ def _show_mix(receipt: dict[str, Any]) -> None:
     columns = ("language", "share asked for", "tokens", "share of tokens", "bytes of text", "share of bytes")
     console().print()
     console().print(table("Training shards by language", columns, rows))
-    if target is not None and target["short"]:
-        note(f"the target of {target['tokens']:,} tokens is not reached: {target['short']:,} are missing")
 
 
 def _show_lossy(receipt: dict[str, Any]) -> None:

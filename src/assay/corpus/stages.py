@@ -374,7 +374,8 @@ def found_items(corpus: Corpus, folder: Path, pieces: list[Piece], stage: Stage)
         by_number = dict[int, list[Contamination]]()
         names = dict[int, str]()
         for row in work.rows(stage.opened(piece.number, FINDINGS)):
-            number, names[row["number"]] = row.pop("number"), row.pop("document")
+            number = row.pop("number")
+            names[number] = row.pop("document")
             by_number.setdefault(number, []).append(Contamination(**row))
         for number, findings in by_number.items():
             sets.record(names[number], findings)

@@ -7,6 +7,7 @@ kept; when the parent dies its workers leave. It knows nothing of corpora.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ def _alone() -> None:
     """Begin a worker: one thread for each library, and leave when the parent is gone."""
     for name in ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "false" if name == "TOKENIZERS_PARALLELISM" else "1"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when the user interrupts
     parent = parent_process()
     assert parent is not None  # this is a worker
 
