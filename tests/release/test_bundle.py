@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RECIPE, TOKENIZER, assay
 from forging import edit, flip, records, set_receipt
+from trained_run import RECIPE, TOKENIZER, assay
 
 from assay.errors import AssayError
 from assay.files.digest import digest_file

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import assay
 from forging import edit, flip, lines_of, rechain, records, remanifest, reseal, set_receipt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trained_run import assay
 
 from assay.data import queue as queues
 from assay.data.batches import windows_of
