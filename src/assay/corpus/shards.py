@@ -129,7 +129,7 @@ def select(corpus: Corpus, pieces: list[Piece], encoded: Stage, stage: Stage) ->
                     source = corpus.sources[piece.source]
                     if not taking.take(row["part"], source.language, row["tokens"]):
                         evidence = taking.evidence(row["part"], source.language)
-                        refused.add(rejected_row(row, source.name, "target", "target_reached", evidence))
+                        refused.add(rejected_row(row, source.name, "target", "quota_reached", evidence))
             return {"rejected": refused.count}
 
         if stage.receipt(piece.number) is None:
