@@ -215,6 +215,13 @@ def test_documents_without_an_id_column_are_named_by_their_place(tmp_path: Path)
     assert [item.id for item in found][:2] == ["a.parquet:1", "a.parquet:2"]
 
 
+def test_a_file_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "bad\udcff.jsonl").write_bytes(lines(RECORDS))
+    with pytest.raises(InputError, match=r"'bad\\udcff\.jsonl' in .* is not printable text"):
+        items(tmp_path, path="a")
+
+
 def test_an_empty_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(DataError, match=r"holds no file that ends with \.jsonl or \.ndjson"):

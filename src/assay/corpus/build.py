@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from assay.corpus import duplicates, language
 from assay.corpus import tokenizer as tokenizers
-from assay.corpus.admission import refusal
+from assay.corpus.admission import gate, refusal
 from assay.corpus.description import Corpus, Description
 from assay.corpus.duplicates import NearDuplicates
 from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
@@ -211,8 +211,10 @@ def _count(description: Description) -> int:
 
 
 def _expect_given(description: Description) -> None:
-    """Refuse a faulty tokenizer, held-out set or index now, not after hours of cleaning."""
+    """Refuse faulty licence records, tokenizers, held-out sets and indexes now, not after hours of cleaning."""
     corpus, folder = description.corpus, description.folder
+    for source in corpus.sources:
+        gate(source, corpus, folder)
     if corpus.tokenizer.path is not None:
         tokenizers.from_bytes(_given_tokenizer(description), corpus.end_of_text, str(folder / corpus.tokenizer.path))
     if corpus.decontamination is not None:
@@ -265,7 +267,7 @@ def _clean_facts(work: _Work) -> dict[str, Any]:
     records = [
         digest_file(inside(folder, source.licence.records, f"source {source.name!r}: licence.records"))
         for source in corpus.sources
-        if source.licence is not None and source.licence.records is not None
+        if source.licence is not None and source.licence.records is not None and refusal(source, corpus, folder) is None
     ]
     chosen = corpus.model_dump(mode="json", include={"normalise", "admission", "language", "filters"})
     if corpus.language.identify:

@@ -220,8 +220,6 @@ class _Zstd(io.RawIOBase):
 def _text(reading: Reading, file: File) -> Document | Rejected:
     """A text file as one document, named by its path below the source."""
     name, source = file.name, reading.source.name
-    if not _encodable(name):
-        return Rejected(None, source, ascii(name), 1, "read", "bad_unicode", "the file's name is not UTF-8")
 
     def refuse(reason: str, evidence: str) -> Rejected:
         return Rejected(name, source, name, 1, "read", reason, evidence)
@@ -356,15 +354,6 @@ def _from_record(reading: Reading, file: str, position: int, place: str, record:
     return Document(
         name, source, text, found["title"], found["key"] or name, found["licence"], file, position, values
     )  # fmt: skip
-
-
-def _encodable(text: str) -> bool:
-    """Whether a file's name has a UTF-8 form."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind(value: object) -> str:

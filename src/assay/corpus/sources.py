@@ -115,6 +115,10 @@ def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
         if each.is_dir():
             continue
         name = each.relative_to(path).as_posix()
+        if not name.isprintable():  # names go into lists and messages; halves of characters are not printable either
+            raise InputError(
+                f"source {source.name!r}: the name {name!a} in {path} is not printable text; rename it"
+            )
         place = inside(folder, f"{source.path}/{name}", f"source {source.name!r}")
         if each.name.endswith(endings):
             found.append((name, place))
@@ -125,7 +129,7 @@ def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
             f"source {source.name!r}: {path} holds no file that ends with {' or '.join(endings)}; "
             "correct `path` or `format` in the description"
         )
-    return sorted(found, key=lambda item: item[0].encode("utf-8", "surrogateescape")), others
+    return sorted(found, key=lambda item: item[0].encode("utf-8")), others
 
 
 def survey(corpus: Corpus, folder: Path, workers: Workers) -> tuple[list[Surveyed], list[Piece]]:
