@@ -125,6 +125,29 @@ def test_the_earliest_of_a_family_is_named_whatever_came_between() -> None:
     assert len(index) == 2999
 
 
+def changed(first: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """A signature that differs from `changed(0, 0)` in the places [first, last)."""
+    signature = np.arange(128, dtype=np.uint32)
+    signature[first:last] += 1000
+    return signature
+
+
+def test_the_most_similar_is_named_and_of_equals_the_earliest() -> None:
+    index = NearDuplicates()
+    assert index.add_signature("98 alike", changed(98, 128)) is None
+    assert index.add_signature("100 alike", changed(0, 28)) is None
+    assert index.add_signature("100 alike too", changed(40, 68)) is None
+    assert index.add_signature("98 alike too", changed(68, 98)) is None
+    assert index.add_signature("x", changed(0, 0)) == Match("100 alike", 100 / 128)
+
+
+def test_the_threshold_itself_is_a_match() -> None:
+    index = NearDuplicates()
+    index.add_signature("a", changed(0, 0))
+    assert index.add_signature("b", changed(0, 32)) == Match("a", 0.75)
+    assert index.add_signature("c", changed(0, 33)) is None
+
+
 @pytest.mark.parametrize("blank", ["", " \n", "… — !"])
 def test_a_text_without_words_is_like_none(blank: str) -> None:
     index = NearDuplicates()

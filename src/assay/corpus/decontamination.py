@@ -104,11 +104,10 @@ class HeldOut:
             raise InputError(f"decontamination: near is {near}, a share above 0 and at most 1 is expected")
         self.sets, self.items, self.n, self.near = tuple(sets), tuple(items), n, near
         self._found: dict[int, _Found] = {}
-        self._folded_words: dict[str, bytes] = {}
-        self._plain_words: dict[str, bytes] = {}
+        self._folded_words, self._plain_words = _Known(), _Known()
         self._read_parts()
         self._index()
-        self._numbers = Numbers(lambda word: self._folded_words.get(fold(word), _STRANGE), "<u8")
+        self._numbers = Numbers(self._folded_words.__getitem__, "<u8", folded=True)
 
     @classmethod
     def load(cls, paths: Sequence[Path], fields: Sequence[str] = ("text",), n: int = N, near: float = NEAR) -> HeldOut:
@@ -267,7 +266,7 @@ class HeldOut:
 
     def _plain_numbers(self, text: str) -> bytes:
         """The numbers of the document's words, diacritics kept."""
-        return b"".join(self._plain_words.get(word, _STRANGE) for word in words(text))
+        return b"".join(map(self._plain_words.__getitem__, words(text)))
 
     def _judge(self, part: int, at: Ints, positions: Ints, document: _Document) -> _Match | None:
         """Compare words: the best match of one part, exact before near, plain before folded; None: it is not there.
@@ -303,7 +302,14 @@ class HeldOut:
         return best
 
 
-def _numbered(word: str, known: dict[str, bytes]) -> bytes:
+class _Known(dict[str, bytes]):
+    """The numbers of the held-out words; all other words have one number, which is none of these."""
+
+    def __missing__(self, word: str) -> bytes:
+        return _STRANGE
+
+
+def _numbered(word: str, known: _Known) -> bytes:
     """The number of a held-out word, 64 bits of BLAKE2b, entered among the known ones."""
     number = known.get(word)
     if number is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,10 @@ _SINGLE = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF
 _MODIFIERS = (0x02B0, 0x02FF)  # apostrophes among them, which other writers type as punctuation
 _ASTRAL_WORDS = ((0x10000, 0x1CFFF), (0x1E000, 0x1EFFF))  # scripts; music, emoji and other symbols lie outside
 # Letters that Unicode does not take apart, as people write them who lack the key.
-_FOLDED = str.maketrans(
+_WHOLE = str.maketrans(
     {"ł": "l", "đ": "d", "ð": "d", "ø": "o", "ħ": "h", "ŧ": "t", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ŋ": "n"}
 )
+_ASCII = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
 _BROKEN_ENDS = tuple(mark + end for mark in "-\u2010\u00ad" for end in ("\n", "\r\n"))
 _BROKEN = re.compile(r"(?<=\w)[-\u2010\u00ad]\r?\n[ \t]*(?=\w)")
 
@@ -36,22 +37,34 @@ def words(text: str) -> list[str]:
     of letters are those of this Python's Unicode version.
     """
     if text.isascii():
-        return _word().findall(text.lower())
+        return text.translate(_ASCII).split()
     text = _invisible().sub("", unicodedata.normalize("NFKC", text))
-    found = _word().findall(text)
-    return [form for word in found if fold(form := word if word.isascii() and word.islower() else _cased(word))]
+    forms = map(_cased, _word().findall(text))
+    return [form for form in forms if form[0].isalnum() or fold(form)]  # a mark alone is no word
 
 
 def _cased(word: str) -> str:
-    return unicodedata.normalize("NFKC", word.casefold())
+    return word.lower() if word.isascii() else unicodedata.normalize("NFKC", word.casefold())
 
 
 def fold(word: str) -> str:
     """A word of `words` without diacritics: combining marks dropped, ł → l, ø → o, æ → ae and their like."""
     if word.isascii():
         return word
-    apart = unicodedata.normalize("NFKD", word)
-    return "".join(c for c in apart if unicodedata.category(c)[0] != "M").translate(_FOLDED)
+    return word.translate(_LETTERS)
+
+
+class _Letters(dict[int, str]):
+    """What becomes of a letter when folded, found out once."""
+
+    def __missing__(self, code: int) -> str:
+        apart = unicodedata.normalize("NFKD", chr(code))
+        bare = "".join(c for c in apart if unicodedata.category(c)[0] != "M").translate(_WHOLE)
+        self[code] = bare
+        return bare
+
+
+_LETTERS = _Letters()
 
 
 def unbroken(text: str) -> str | None:
@@ -83,13 +96,17 @@ class Numbers(dict[str, bytes]):
     of a piece are remembered: at most 262,144 pieces of up to 32 characters (about 50 MB), then anew.
     """
 
-    def __init__(self, number: Callable[[str], bytes], dtype: DTypeLike) -> None:
+    def __init__(self, number: Callable[[str], bytes], dtype: DTypeLike, folded: bool = False) -> None:
         super().__init__()
         self._number = number  # a word's number as the bytes of `dtype`
         self._dtype = dtype
+        self._folded = folded  # whether it is asked for words without diacritics
 
     def __missing__(self, piece: str) -> bytes:
-        numbers = b"".join(map(self._number, words(piece)))
+        found: Iterable[str] = words(piece)
+        if self._folded and not piece.isascii():
+            found = map(fold, found)
+        numbers = b"".join(map(self._number, found))
         if len(piece) <= _LONGEST_REMEMBERED:
             if len(self) >= _REMEMBERED:
                 self.clear()
