@@ -226,6 +226,19 @@ def test_a_piece_that_is_not_what_its_receipt_says_is_never_read(tmp_path: Path)
     assert {p.name for p in stage.folder.iterdir()} == {"000000.bin", "000000.json"}
 
 
+def test_a_full_disk_is_told_and_the_next_build_goes_on(tmp_path: Path) -> None:
+    path = write(tmp_path, description([source("a")]), {"a": lines(records(400))})
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n" + KILLED
+    full = run(limited, path, tmp_path / "out", "never", -1, 1)
+    assert full.returncode == 1  # the script's own end; the command's code is 71
+    assert "MachineError" in full.stderr.splitlines()[-1]
+    assert "it goes on where it was" in full.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
+    build(load(path), tmp_path / "out")
+    build(load(path), tmp_path / "other")
+    assert tree(tmp_path / "out") == tree(tmp_path / "other")
+
+
 def test_two_builds_do_not_share_a_work_folder(tmp_path: Path) -> None:
     path = write(tmp_path, description([source("a")]), {"a": lines(records(40))})
 

@@ -74,7 +74,7 @@ from assay.corpus.stages import (
 )
 from assay.corpus.tokenizer import Tokenizer
 from assay.corpus.workers import Workers
-from assay.errors import DataError, Refused
+from assay.errors import DataError, MachineError, Refused
 from assay.files.digest import canonical, digest, digest_file
 from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.files.reading import inside, read_bytes
@@ -131,7 +131,7 @@ def build(description: Description, out: Path, tell: Tell = _silent, workers: in
 
     Raises InputError (description, tokenizer, held-out sets, `out` taken, a remote source), DataError (a source
     missing, not the pinned bytes, or changing; a shard without documents), Refused (nothing admitted; another
-    build has the work folder), MachineError (a worker process died).
+    build has the work folder), MachineError (a worker process died, a full disk).
     """
     corpus = description.corpus
     with _working(description, out, tell, workers) as work:
@@ -199,8 +199,13 @@ def _working(description: Description, out: Path, tell: Tell, workers: int | Non
         surveyed, pieces = survey(corpus, description.folder, helpers)
         _expect_given(description)
         with work_folder(out) as folder:
-            yield _Work(description, folder, helpers, tell, surveyed, pieces)
-            shutil.rmtree(folder)
+            try:
+                yield _Work(description, folder, helpers, tell, surveyed, pieces)
+                shutil.rmtree(folder)
+            except OSError as fault:  # a full disk, most often
+                raise MachineError(
+                    f"{out} could not be built: {fault}; mend that and build again: it goes on where it was"
+                ) from None
 
 
 def _count(description: Description) -> int:

@@ -122,6 +122,21 @@ def code_digest() -> str:
     return digest(canonical({path.name: digest_file(path) for path in room.glob("*.py")}))
 
 
+_HASHED: dict[Path, tuple[int, int, str]] = {}  # size, time and digest of the files that this process has hashed
+
+
+def _sound(path: Path, sha256: str) -> bool:
+    """Whether a file has this digest; hashed again only when its size or time is another one."""
+    try:
+        state = path.stat()
+    except FileNotFoundError:
+        return False
+    known = _HASHED.get(path)
+    if known is None or known[:2] != (state.st_size, state.st_mtime_ns):
+        known = _HASHED[path] = state.st_size, state.st_mtime_ns, digest_file(path)
+    return known[2] == sha256
+
+
 class Stage:
     """One stage's folder of pieces."""
 
@@ -141,11 +156,7 @@ class Stage:
         if not path.is_file():
             return None
         record = read_object(path, "the receipt of a piece")
-        sound = all(
-            (self.folder / name).is_file() and digest_file(self.folder / name) == sha256
-            for name, sha256 in record["files"].items()
-        )
-        return record if sound else None
+        return record if all(_sound(self.folder / name, sha256) for name, sha256 in record["files"].items()) else None
 
     def opened(self, piece: int, suffix: str) -> Path:
         """A finished piece's file, compared with its receipt; DataError when it is not what was made."""

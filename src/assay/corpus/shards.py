@@ -188,15 +188,17 @@ def _taken(part: Part, dtype: np.dtype[Any]) -> Iterator[tuple[Piece, dict[str, 
     """The documents of a part with their ids, in corpus order."""
     for piece in part.pieces:
         index = part.encoded.opened(piece.number, INDEX)
-        parts = work.column(index, ["part"])["part"].to_numpy()
-        if not bool((parts == part.number).any()):
+        mine = work.column(index, ["part"])["part"].to_numpy() == part.number
+        if not bool(mine.any()):
             continue
         gone = set(_numbers(part.target.opened(piece.number, LEFT))) if part.target is not None else set()
         with part.encoded.path(piece.number, IDS).open("rb") as file:
-            for row in work.rows(index):
-                if row["part"] == part.number and row["number"] not in gone:
-                    file.seek(row["start"] * dtype.itemsize)
-                    yield piece, row, np.frombuffer(file.read(row["tokens"] * dtype.itemsize), dtype=dtype)
+            table = pq.read_table(index, use_threads=False).filter(pa.array(mine))
+            for batch in table.to_batches(max_chunksize=1024):
+                for row in batch.to_pylist():
+                    if row["number"] not in gone:
+                        file.seek(row["start"] * dtype.itemsize)
+                        yield piece, row, np.frombuffer(file.read(row["tokens"] * dtype.itemsize), dtype=dtype)
 
 
 def _named(row: dict[str, Any], source: str, part: str, start: int, stop: int) -> dict[str, Any]:
