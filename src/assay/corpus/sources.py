@@ -116,9 +116,7 @@ def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
             continue
         name = each.relative_to(path).as_posix()
         if not name.isprintable():  # names go into lists and messages; halves of characters are not printable either
-            raise InputError(
-                f"source {source.name!r}: the name {name!a} in {path} is not printable text; rename it"
-            )
+            raise InputError(f"source {source.name!r}: the name {name!a} in {path} is not printable text; rename it")
         place = inside(folder, f"{source.path}/{name}", f"source {source.name!r}")
         if each.name.endswith(endings):
             found.append((name, place))
