@@ -124,7 +124,9 @@ def test_a_slot_too_short_for_this_global_batch_is_refused_at_opening(queue: Que
 
 def test_missing_shards_are_named_with_the_places_searched(queue: Queue, shard: Shard, tmp_path: Path) -> None:
     shard.path.rename(tmp_path / "gone")
-    with pytest.raises(DataError, match=rf"1 shard\(s\) are not on this machine, the first is {shard.sha256}.*roots-a") as fault:
+    with pytest.raises(
+        DataError, match=rf"1 shard\(s\) are not on this machine, the first is {shard.sha256}.*roots-a"
+    ) as fault:
         Batches(queue, [queue.path.parent, tmp_path / "roots-a", tmp_path / "x" / ".." / "roots-a"], SEED, BATCH)
     assert f"under {queue.path.parent}, {tmp_path / 'roots-a'}: bring" in str(fault.value), "each folder once"
 
