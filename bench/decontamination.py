@@ -172,20 +172,17 @@ def false_positives(held: HeldOut, peer: Peer | None, items: list[str], clean: l
     runs = {run for item in items for run in grams(item)}
     found = [held.check(document) for document in clean]
     repeated = [bool(runs & grams(document)) for document in clean]
-    others = peer.ask({"documents": clean})["found"] if peer else [False] * len(clean)
+    answers = [[one is not None for one in found], peer.ask({"documents": clean})["found"] if peer else None]
+
+    def counted(what: Callable[[bool, bool], bool]) -> list[str]:
+        return ["-" if own is None else f"{sum(map(what, own, repeated)):,}" for own in answers]
+
     rows = [
-        ("documents from elsewhere", f"{len(clean):,}", f"{len(clean):,}"),
-        ("found", str(sum(one is not None for one in found)), str(sum(others)) if peer else "-"),
-        (f"of these without {N} held-out words in a row", *(
-            str(sum(bool(one) and not real for one, real in zip(answers, repeated, strict=True)))
-            for answers in (found, others)
-        )),
-        (f"documents with {N} held-out words in a row, by counting", *[str(sum(repeated))] * 2),
-        ("of these not found", *(
-            str(sum(real and not one for one, real in zip(answers, repeated, strict=True)))
-            for answers in (found, others)
-        )),
-    ]  # fmt: skip
+        ("documents from elsewhere", *counted(lambda one, real: True)),
+        ("found", *counted(lambda one, real: one)),
+        (f"of these without {N} held-out words in a row", *counted(lambda one, real: one and not real)),
+        (f"not found, but with {N} held-out words in a row", *counted(lambda one, real: real and not one)),
+    ]
     show.console().print(show.table("false positives", ("what", "Assay", "datatrove"), rows))
     shown: list[Contamination] = [one for one, real in zip(found, repeated, strict=True) if one and not real]
     for one in shown[:10]:
@@ -199,28 +196,21 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 
 def speed(held: HeldOut, peer: Peer | None, clean: list[str], turns: int) -> None:
-    """Documents a second of processor time, in turns; Assay both as a fresh process and with its words remembered."""
-    seconds: dict[str, list[float]] = {"fresh": [], "remembered": [], "datatrove": []}
+    """Documents a second of processor time, in turns, both readings of a text included."""
+    seconds: dict[str, list[float]] = {"Assay": [], "datatrove": []}
     for _ in range(turns):
-        for name in seconds:
-            if name == "datatrove":
-                if peer is not None:
-                    seconds[name].append(peer.ask({"documents": clean})["seconds"])
-                continue
-            if name == "fresh":
-                held._numbers.clear()
-            before = time.process_time()
-            for document in clean:
-                held.check(document)
-            seconds[name].append(time.process_time() - before)
-    names = {"fresh": "Assay, no word remembered at first", "remembered": "Assay, words remembered",
-             "datatrove": "datatrove"}  # fmt: skip
+        before = time.process_time()
+        for document in clean:
+            held.check(document)
+        seconds["Assay"].append(time.process_time() - before)
+        if peer is not None:
+            seconds["datatrove"].append(peer.ask({"documents": clean})["seconds"])
     rows = []
-    for key, times in seconds.items():
-        rates = sorted(len(clean) / spent for spent in times) or [0.0]
-        median = f"{statistics.median(rates):,.0f}" if times else "-"
-        rows.append((names[key], median, f"{rates[0]:,.0f} to {rates[-1]:,.0f}" if times else "-"))
-    head = ("both readings, one core", "documents/s, median", "range")
+    for name, times in seconds.items():
+        rates = [len(clean) / spent for spent in times]
+        shown = (f"{statistics.median(rates):,.0f}", f"{min(rates):,.0f} to {max(rates):,.0f}") if rates else ("-", "-")
+        rows.append((name, *shown))
+    head = ("one core", "documents/s, median", "range")
     show.console().print(show.table(f"speed on {len(clean):,} documents, {turns} turns", head, rows))
 
 

@@ -6,7 +6,6 @@ found is told by the item's name, never by its words. It drops nothing itself, a
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.corpus.held_out import Item, Set, read_sets
-from assay.corpus.words import STREAM, Numbers, fold, place, unbroken, words
+from assay.corpus.words import STREAM, fold, numbers, place, unbroken, words
 from assay.errors import InputError
 
 GRAM = 5  # words; every finding is made of such grams
@@ -28,11 +27,12 @@ COMMON = 64  # a gram that more texts share is a template's, and no evidence by 
 _PLACES = 20
 _ODD = 0x9E3779B97F4A7C15  # an odd base loses no word's weight in a hash
 _BASE, _SQUARE = np.uint64(_ODD), np.uint64(_ODD**2 % 2**64)
-_STRANGE = bytes(8)  # the number of every word that no held-out item has
+_STRANGE = bytes(4)  # the place of every word that no held-out item has
+_BIT, _SEVEN = np.uint8(1) << np.arange(8, dtype=np.uint8), np.uint64(7)
 _STEPS = np.arange(GRAM)
 
 Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
+Words = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class _Document:
 
 
 class HeldOut:
-    """Held-out sets, ready to be looked for. Made by `load`; holds about 90 bytes for each word of them.
+    """Held-out sets, ready to be looked for. Made by `load`; about 60 bytes for each word of a part, and a
+    table of 64 to 128 for each of its grams, 128 MB at most.
 
     The texts of an item (each field, each string of a list, and all of them as one) are its parts, and the item
     is found when a part is. All arrays run over the words of all distinct parts, one after another.
@@ -104,10 +105,10 @@ class HeldOut:
             raise InputError(f"decontamination: near is {near}, a share above 0 and at most 1 is expected")
         self.sets, self.items, self.n, self.near = tuple(sets), tuple(items), n, near
         self._found: dict[int, _Found] = {}
-        self._folded_words, self._plain_words = _Known(), _Known()
+        self._folded_words: dict[str, bytes] = {}
+        self._plain_words: dict[str, bytes] = {}
         self._read_parts()
         self._index()
-        self._numbers = Numbers(self._folded_words.__getitem__, "<u8", folded=True)
 
     @classmethod
     def load(cls, paths: Sequence[Path], fields: Sequence[str] = ("text",), n: int = N, near: float = NEAR) -> HeldOut:
@@ -169,10 +170,12 @@ class HeldOut:
         self._number = {(item.set, item.id): number for number, item in enumerate(self.items)}
         self._holders: list[list[int]] = []
         known: dict[tuple[bytes, bytes], int] = {}
+        hashes = [np.empty(0, dtype=np.uint64)]
         sizes: list[int] = []
         lengths: list[int] = []
         for number, item in enumerate(self.items):
-            for stream in map(words, dict.fromkeys([*item.texts, "\n".join(item.texts)])):
+            for text in dict.fromkeys([*item.texts, "\n".join(item.texts)]):
+                stream = words(text)
                 bare = [fold(word) for word in stream]
                 weights = [len(word.encode()) for word in bare]
                 if len(stream) < GRAM or sum(weights) < LEAST_BYTES:
@@ -182,12 +185,14 @@ class HeldOut:
                 part = known.setdefault((one, other), len(known))
                 if part == len(self._holders):
                     self._holders.append([])
+                    hashes.append(numbers(text))
                     sizes.extend(weights)
                     lengths.append(len(stream))
                 if number not in self._holders[part][-1:]:
                     self._holders[part].append(number)
-        self._folded: Words = np.frombuffer(b"".join(one for one, _ in known), dtype="<u8")
-        self._plain: Words = np.frombuffer(b"".join(other for _, other in known), dtype="<u8")
+        self._hashes = np.concatenate(hashes)
+        self._folded: Words = np.frombuffer(b"".join(one for one, _ in known), dtype="<i4")
+        self._plain: Words = np.frombuffer(b"".join(other for _, other in known), dtype="<i4")
         self._bytes: Ints = np.cumsum([0, *sizes], dtype=np.int64)  # bytes before each word
         self._ends: Ints = np.cumsum(lengths, dtype=np.int64)
         self._starts: Ints = self._ends - np.array(lengths, dtype=np.int64)
@@ -200,7 +205,7 @@ class HeldOut:
         if total >= GRAM:
             whole[: total - GRAM + 1] = self._part[: total - GRAM + 1] == self._part[GRAM - 1 :]
         positions = np.flatnonzero(whole)
-        hashes = _gram_hashes(self._folded)[positions]
+        hashes = _gram_hashes(self._hashes)[positions]
         # How many parts hold a gram: each (hash, part) once.
         pairs = np.unique(np.stack([hashes, self._part[positions].astype(np.uint64)]), axis=1)
         keys, holders = np.unique(pairs[0], return_counts=True)
@@ -215,10 +220,10 @@ class HeldOut:
         self._own[positions] = True
         self._own_count = np.bincount(self._part[positions], minlength=len(self._holders))
         self._demand()
-        width = max(10, min(27, len(self._keys).bit_length() + 5))  # 32 to 64 places a gram, 128 MB at most
+        width = max(10, min(27, len(self._keys).bit_length() + 6))  # 64 to 128 bytes a gram, 128 MB at most
         self._shift = np.uint64(64 - width)
-        self._table = np.zeros(1 << width, dtype=bool)
-        self._table[self._keys >> self._shift] = True
+        self._table = np.zeros(1 << width, dtype=np.uint8)
+        np.bitwise_or.at(self._table, self._keys >> self._shift, _BIT[self._keys & _SEVEN])
 
     def _demand(self) -> None:
         """The fewest indexed grams that a run long enough for an exact match can hold, for each part."""
@@ -235,11 +240,11 @@ class HeldOut:
 
     def _matches(self, text: str) -> Iterator[_Match]:
         """The parts found in one version of a text. Most texts leave at one of the first returns."""
-        numbers = self._numbers.of(text)
-        if len(numbers) < GRAM or not len(self._keys):
+        hashed = numbers(text)
+        if len(hashed) < GRAM or not len(self._keys):
             return
-        hashes = _gram_hashes(numbers)
-        at = self._table[hashes >> self._shift].nonzero()[0]
+        hashes = _gram_hashes(hashed)
+        at = (self._table[hashes >> self._shift] & _BIT[hashes & _SEVEN]).nonzero()[0]
         if not len(at):
             return
         hashes = hashes[at]
@@ -257,16 +262,19 @@ class HeldOut:
         if not candidates:
             return
         at = at.repeat(counts)
-        document = _Document(numbers, np.frombuffer(self._plain_numbers(text), dtype="<u8"))
+        document = self._document(text)
         for part in sorted(candidates):
             mine = (parts == part).nonzero()[0]
             match = self._judge(part, at[mine], positions[mine], document)
             if match is not None:
                 yield match
 
-    def _plain_numbers(self, text: str) -> bytes:
-        """The numbers of the document's words, diacritics kept."""
-        return b"".join(map(self._plain_words.__getitem__, words(text)))
+    def _document(self, text: str) -> _Document:
+        """The words of a text by their places in the vocabularies of the held-out ones."""
+        stream = words(text)
+        folded = b"".join(self._folded_words.get(fold(word), _STRANGE) for word in stream)
+        plain = b"".join(self._plain_words.get(word, _STRANGE) for word in stream)
+        return _Document(np.frombuffer(folded, dtype="<i4"), np.frombuffer(plain, dtype="<i4"))
 
     def _judge(self, part: int, at: Ints, positions: Ints, document: _Document) -> _Match | None:
         """Compare words: the best match of one part, exact before near, plain before folded; None: it is not there.
@@ -302,19 +310,9 @@ class HeldOut:
         return best
 
 
-class _Known(dict[str, bytes]):
-    """The numbers of the held-out words; all other words have one number, which is none of these."""
-
-    def __missing__(self, word: str) -> bytes:
-        return _STRANGE
-
-
-def _numbered(word: str, known: _Known) -> bytes:
-    """The number of a held-out word, 64 bits of BLAKE2b, entered among the known ones."""
-    number = known.get(word)
-    if number is None:
-        number = known[word] = hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest()
-    return number
+def _numbered(word: str, known: dict[str, bytes]) -> bytes:
+    """The place of a held-out word in their vocabulary, entered when it is new."""
+    return known.setdefault(word, (len(known) + 1).to_bytes(4, "little"))
 
 
 def _gram_hashes(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

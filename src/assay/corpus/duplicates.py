@@ -6,7 +6,6 @@ and is refused by another. It decides nothing else: who leaves, and exact duplic
 
 from __future__ import annotations
 
-import hashlib
 import json
 from array import array
 from dataclasses import asdict, dataclass, fields
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.corpus.words import STREAM, Numbers
+from assay.corpus.words import STREAM, numbers
 from assay.errors import DataError, InputError
 from assay.files.digest import digest, digest_file
 from assay.files.publish import publish_folder
@@ -88,11 +87,10 @@ class NearDuplicates:
 
     def __init__(self, parameters: Parameters | None = None) -> None:
         self.parameters = parameters or Parameters()
-        self._numbers = Numbers(_number, "<u8")
         self._identities: list[str] = []
         self._blocks: list[Signature] = []
-        names = [f"{band} {row}" for band in range(self.parameters.bands) for row in range(self.parameters.rows)]
-        weights = np.frombuffer(b"".join(map(_number, names)), dtype="<u8")
+        names = [f"{band}x{row}" for band in range(self.parameters.bands) for row in range(self.parameters.rows)]
+        weights = numbers(" ".join(names))
         self._weights = weights.reshape(self.parameters.bands, self.parameters.rows) | np.uint64(1)
         # Open addressing with linear steps: at the place of a band's hash its document, and a mark to tell bands by.
         self._documents = array("I", [_FREE]) * (1 << 10)
@@ -111,7 +109,7 @@ class NearDuplicates:
 
     def signature(self, text: str) -> Signature | None:
         """The MinHash signature [permutations] of a text; None for a text without words. Workers may make it."""
-        hashes = shingle_hashes(self._numbers.of(text), self.parameters.shingle)
+        hashes = shingle_hashes(numbers(text), self.parameters.shingle)
         if not len(hashes):
             return None
         return _signature(hashes, self.parameters)
@@ -231,7 +229,7 @@ class NearDuplicates:
 
 def method(parameters: Parameters) -> dict[str, Any]:
     """What a match depends on, for headers and receipts; `probe` is the digest of a known text's signature."""
-    probe = _signature(shingle_hashes(Numbers(_number, "<u8").of(_PROBE), parameters.shingle), parameters)
+    probe = _signature(shingle_hashes(numbers(_PROBE), parameters.shingle), parameters)
     return {
         "parameters": {**asdict(parameters), "threshold": str(parameters.threshold), "seed": str(parameters.seed)},
         "stream": STREAM,
@@ -241,24 +239,19 @@ def method(parameters: Parameters) -> dict[str, Any]:
     }
 
 
-def shingle_hashes(numbers: NDArray[np.uint64], shingle: int) -> NDArray[np.uint64]:
+def shingle_hashes(stream: NDArray[np.uint64], shingle: int) -> NDArray[np.uint64]:
     """64-bit hashes of all runs of `shingle` words; fewer words are one run.
 
     A run is Σ v_i B^(shingle - 1 - i) modulo 2^64 over its words' numbers, and then mixed.
     """
-    length = min(shingle, len(numbers))
+    length = min(shingle, len(stream))
     if not length:
-        return numbers
-    runs = len(numbers) - length + 1
-    total = numbers[:runs]
+        return stream
+    runs = len(stream) - length + 1
+    total = stream[:runs]
     for step in range(1, length):
-        total = total * _ODD + numbers[step : step + runs]
+        total = total * _ODD + stream[step : step + runs]
     return (total ^ (total >> np.uint64(32))) * _SPREAD
-
-
-def _number(word: str) -> bytes:
-    """64 bits of BLAKE2b for a word, the same everywhere."""
-    return hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest()
 
 
 def _signature(hashes: NDArray[np.uint64], parameters: Parameters) -> Signature:

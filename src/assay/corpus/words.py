@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-STREAM = "NFKC, format characters dropped, words of letters, digits and marks, kana and ideographs singly, case folded"
-_REMEMBERED = 1 << 18
-_LONGEST_REMEMBERED = 32
+STREAM = (
+    "NFKC, format characters dropped, words of letters, digits and marks, kana and ideographs singly, "
+    "case and diacritics folded"
+)
 _SINGLE = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 _MODIFIERS = (0x02B0, 0x02FF)  # apostrophes among them, which other writers type as punctuation
 _ASTRAL_WORDS = ((0x10000, 0x1CFFF), (0x1E000, 0x1EFFF))  # scripts; music, emoji and other symbols lie outside
@@ -26,12 +27,12 @@ _WHOLE = str.maketrans(
     {"ł": "l", "đ": "d", "ð": "d", "ø": "o", "ħ": "h", "ŧ": "t", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th", "ŋ": "n"}
 )
 _ASCII = "".join(chr(code).lower() if chr(code).isalnum() else " " for code in range(128))
-_BROKEN_ENDS = tuple(mark + end for mark in "-\u2010\u00ad" for end in ("\n", "\r\n"))
+_HYPHENATED = re.compile(r"-\r?\n")
 _BROKEN = re.compile(r"(?<=\w)[-\u2010\u00ad]\r?\n[ \t]*(?=\w)")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in their order, in the form that `STREAM` states. "Don’t  STOP" → don, t, stop.
+    """The words of a text in their order, as `STREAM` states but with diacritics. "Don’t  STOP" → don, t, stop.
 
     Scripts that write without spaces, other than kana and ideographs, give one word a phrase. The tables
     of letters are those of this Python's Unicode version.
@@ -60,8 +61,8 @@ class _Letters(dict[int, str]):
     def __missing__(self, code: int) -> str:
         apart = unicodedata.normalize("NFKD", chr(code))
         bare = "".join(c for c in apart if unicodedata.category(c)[0] != "M").translate(_WHOLE)
-        self[code] = bare
-        return bare
+        self[code] = unicodedata.normalize("NFC", bare)  # Hangul whole again
+        return self[code]
 
 
 _LETTERS = _Letters()
@@ -72,11 +73,11 @@ def unbroken(text: str) -> str | None:
 
     Soft hyphens, which `words` drops, take the places of what is removed, so that offsets stay true.
     """
-    for end in _BROKEN_ENDS:  # looked for one by one, which takes a tenth of the expression's time
-        if end in text:
-            joined = _BROKEN.sub(lambda found: "\u00ad" * len(found[0]), text)
-            return joined if joined != text else None
-    return None
+    # Most texts leave here: the whole expression takes ten times as long.
+    if not (_HYPHENATED.search(text) or "\u2010" in text or "\u00ad" in text):
+        return None
+    joined = _BROKEN.sub(lambda found: "\u00ad" * len(found[0]), text)
+    return joined if joined != text else None
 
 
 def place(text: str, index: int) -> int:
@@ -89,33 +90,117 @@ def place(text: str, index: int) -> int:
     raise IndexError(f"the text has {before} words, not {index + 1}")
 
 
-class Numbers(dict[str, bytes]):
-    """From texts to arrays of numbers, a number a word, by a given meaning of words.
+def numbers(text: str) -> NDArray[np.uint64]:
+    """A 64-bit number for each of `words(text)`, folded: the same everywhere, and different for different words.
 
-    White space parts a text into pieces, and no step of the normal form reaches over white space; so the numbers
-    of a piece are remembered: at most 262,144 pieces of up to 32 characters (about 50 MB), then anew.
+    Different so far as 64 bits go; who must be sure compares the words. It is the fast way, a tenth of the time of
+    `words`: all letters at once, Σ letter × B^place over each word, times B^-place of its first letter.
     """
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    if len(text) > _STRETCH:
+        return np.concatenate([_stretch(piece) for piece in _stretches(text)])
+    return _stretch(text)
 
-    def __init__(self, number: Callable[[str], bytes], dtype: DTypeLike, folded: bool = False) -> None:
-        super().__init__()
-        self._number = number  # a word's number as the bytes of `dtype`
-        self._dtype = dtype
-        self._folded = folded  # whether it is asked for words without diacritics
 
-    def __missing__(self, piece: str) -> bytes:
-        found: Iterable[str] = words(piece)
-        if self._folded and not piece.isascii():
-            found = map(fold, found)
-        numbers = b"".join(map(self._number, found))
-        if len(piece) <= _LONGEST_REMEMBERED:
-            if len(self) >= _REMEMBERED:
-                self.clear()
-            self[piece] = numbers
-        return numbers
+def _stretch(text: str) -> NDArray[np.uint64]:
+    """`numbers` for a normalised text of moderate length."""
+    if text.isascii():
+        letters = _tables().letters.take(np.frombuffer(f" {text} ".encode("ascii"), dtype=np.uint8), mode="clip")
+    else:
+        units = _units(text)
+        letters = _tables().first.take(units, mode="clip")
+        if (letters == _SPECIAL).any():
+            letters = _tables().letters.take(_units(text.translate(_SPELLED)), mode="clip")
+    inside = letters != 0
+    edges = (inside[1:] != inside[:-1]).nonzero()[0] + 1
+    starts = edges[::2]
+    if not len(starts):
+        return np.empty(0, dtype=np.uint64)
+    if len(letters) > len(_UP):  # one piece without white space: a word over the joint has another number there
+        places = np.arange(len(letters)) % len(_UP)
+        sums = np.add.reduceat(letters * _UP[places], starts) * _DOWN[places[starts]]
+    else:
+        sums = np.add.reduceat(letters * _UP[: len(letters)], starts) * _DOWN[starts]
+    spread: NDArray[np.uint64] = (sums ^ (sums >> np.uint64(32))) * _SPREAD
+    return spread
 
-    def of(self, text: str) -> NDArray[Any]:
-        """One number for each of the text's words, read-only."""
-        return np.frombuffer(b"".join(map(self.__getitem__, text.split())), dtype=self._dtype)
+
+def _stretches(text: str) -> Iterator[str]:
+    """A long text in stretches that end at white space."""
+    start = 0
+    while start < len(text):
+        end = _SPACE.search(text, start + _STRETCH)
+        stop = end.start() if end else len(text)
+        yield text[start:stop]
+        start = stop
+
+
+def _units(text: str) -> NDArray[np.uint16]:
+    """UTF-16 code units between two spaces."""
+    return np.frombuffer(f" {text} ".encode("utf-16-le", errors="surrogatepass"), dtype="<u2")
+
+
+def _powers(base: int, count: int) -> NDArray[np.uint64]:
+    powers = [1]
+    for _ in range(count - 1):
+        powers.append(powers[-1] * base % 2**64)
+    return np.array(powers, dtype=np.uint64)
+
+
+_STRETCH = 1 << 13
+_SPACE = re.compile(r"\s")
+_BASE = 0x9E3779B97F4A7C15
+_UP, _DOWN = _powers(_BASE, 1 << 16), _powers(pow(_BASE, -1, 2**64), 1 << 16)
+_SPREAD = np.uint64(0xD6E8FEB86659FD93)
+_SPECIAL = np.uint64(1)
+
+
+class _Spelled(dict[int, str]):
+    """What a character adds to the folded stream: letters, and spaces where words end; found out once."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = spelled = "".join(map(self._one, unicodedata.normalize("NFKC", chr(code))))
+        return spelled
+
+    @staticmethod
+    def _one(character: str) -> str:
+        if unicodedata.category(character) == "Cf":
+            return ""
+        if not _word().fullmatch(character):
+            return " "
+        alone = any(first <= ord(character) <= last for first, last in _SINGLE)
+        return f" {fold(_cased(character))} " if alone else fold(_cased(character))
+
+
+_SPELLED = _Spelled()
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A letter's value for each UTF-16 code unit, 0 between words; `first`: 1 for what must be spelled out before."""
+
+    first: NDArray[np.uint64]
+    letters: NDArray[np.uint64]
+
+
+@cache
+def _tables() -> _Tables:
+    letters = np.arange(1, 0x10001, dtype=np.uint64)
+    special = np.zeros(0x10000, dtype=bool)
+    special[0xD800:0xE000] = True
+    for code in (*range(0xD800), *range(0xE000, 0x10000)):
+        spelled = _SPELLED[code]
+        special[code] = len(spelled) != 1
+        if spelled == " ":
+            letters[code] = 0
+        elif len(spelled) == 1:
+            letters[code] = ord(spelled) + 1
+    # Letters far apart: the steps of SplitMix64, which keep 0.
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        letters = (letters ^ (letters >> np.uint64(shift))) * np.uint64(factor)
+    letters = letters ^ (letters >> np.uint64(31))
+    return _Tables(np.where(special, _SPECIAL, letters), letters)
 
 
 @cache
@@ -131,7 +216,8 @@ def _word() -> re.Pattern[str]:
 @cache
 def _invisible() -> re.Pattern[str]:
     """Format characters: soft hyphens, zero-width spaces and joiners, marks of direction."""
-    return re.compile(f"[{_ranges([n for n in range(0x10000) if unicodedata.category(chr(n)) == 'Cf'])}]")
+    planes = (*range(0x20000), *range(0xE0000, 0xE1000))
+    return re.compile(f"[{_ranges([n for n in planes if unicodedata.category(chr(n)) == 'Cf'])}]")
 
 
 def _ranges(codes: list[int]) -> str:
