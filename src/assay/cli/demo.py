@@ -19,9 +19,9 @@ from typing import Annotated, Any
 
 import typer
 
-SLOTS = (("train-00", 160), ("train-01", 180))  # updates of the two slots; the recipe schedules their sum
-EPOCHS = 5
-KILL_AT = 215  # in slot 1, behind the checkpoint of step 200: some updates must be done again
+SLOTS = (("train-00", 110), ("train-01", 130))  # updates of the two slots; the recipe schedules their sum
+EPOCHS = 3
+KILL_AT = 165  # in slot 1, behind the checkpoint of step 150: some updates must be done again
 PROMPTS = ("To change the background of your desktop,", "Aby zmienić")
 MARK = "\x1b[36m"
 
