@@ -88,3 +88,9 @@ def test_words_broken_over_lines_are_joined_at_the_same_length() -> None:
     assert words(joined) == ["an", "international", "well", "known", "thing"]
     assert len(joined) == len(text)
     assert unbroken("a well-known thing\n- a list") is None
+
+
+@pytest.mark.parametrize("text", ["한국어 문장", "がぎぐ", "ᾴ ΐ", "Zażółć gęślą"])
+def test_numbers_do_not_depend_on_the_unicode_form(text: str) -> None:
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert numbers(unicodedata.normalize(form, text)).tolist() == numbers(text).tolist()
