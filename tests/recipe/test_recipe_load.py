@@ -149,7 +149,7 @@ def test_yaml_is_version_1_2() -> None:
         (
             "compute: float32",
             "compute: float8",
-            "precision.compute is 'float8'; allowed are float32, bfloat16 or float64",
+            "precision.compute is 'float8'; allowed are float32 or bfloat16",
         ),
         ("device: null", "device: tpu", "runtime.device is 'tpu'; allowed are null"),
         ('"0.001"', "0.001", "control.tolerance is 0.001; text is expected"),

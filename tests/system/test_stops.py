@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_waiting_run_takes_up_the_slot_that_is_appended(tmp_path: Path) -> Non
     assert process.stderr is not None
     with process.stderr:
         for line in process.stderr:
-            if line.startswith("waiting for slot 2"):
+            if line.startswith("waiting for the data of slot 2"):
                 append(project, 6, 1)
         assert process.wait(120) == 0
     outcome = json.loads((run / "outcome.json").read_text())
@@ -122,3 +123,68 @@ drive(Path({str(recipe)!r}), Path({str(run)!r}))
     after = metrics.by_update(run / "metrics.jsonl")
     assert all(metrics.comparable(after[update]) == metrics.comparable(line) for update, line in before.items())
     assert not history(RunFolder(run).ledger).alarms
+
+
+def test_a_step_without_a_checkpoint_is_no_fresh_start(project: Project, tmp_path: Path) -> None:
+    recipe, run = project.recipe(), tmp_path / "run"
+    assert drive(recipe, run, resume=True, from_step=6) == 4
+    assert not history(RunFolder(run).ledger).segments
+
+
+def test_a_new_slot_that_reads_the_validation_shard_is_refused_after_a_save(tmp_path: Path) -> None:
+    project, run = Project(tmp_path / "project"), tmp_path / "run"
+    recipe = project.recipe(schedule__updates=34, checkpoint={"every": 100, "slot_ends": False})
+    queue = project.path / "data" / "queue.jsonl"
+    assert drive(recipe, run, until="9") == 0
+    held_out = open_shard(project.path / "data" / "validation")
+    loaded = queues.load(queue)
+    parts = queues.parts_of(loaded, held_out)
+    line = queues.propose(loaded, global_batch=GLOBAL_BATCH, updates=1, epochs=9, parts=parts)
+    child = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from pathlib import Path
+from small import drive
+from assay.data import queue as queues
+from assay.train import loop
+entered, enter = [], loop._enter_slot
+def then_append(trainer, update):
+    number = enter(trainer, update)
+    if number == 1 and not entered:
+        entered.append(queues.append(Path({str(queue)!r}), {line!r}))
+    return number
+loop._enter_slot = then_append
+raise SystemExit(drive(Path({str(recipe)!r}), Path({str(run)!r}), resume=True))
+"""
+    done = subprocess.run([sys.executable, "-c", child], check=False, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert "reads the validation shard" in done.stderr
+    assert status(RunFolder(run))["saved"] == 24, "saved before the new slot was looked at"
+
+
+def test_an_ended_run_is_not_called_done_under_another_recipe(
+    project: Project, tmp_path: Path, assay: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    run = tmp_path / "run"
+    assert drive(project.recipe(), run) == 0
+    assert assay("train", project.recipe(), "--run", run, "--start", "resume").returncode == 0
+    longer = project.recipe("longer", schedule__updates=30)
+    refused = assay("train", longer, "--run", run, "--start", "resume")
+    assert refused.returncode == 3
+    assert "a learning choice changed" in refused.stderr
+
+
+def test_a_run_that_continues_another_may_fail_before_its_first_save_and_still_resume(
+    project: Project, tmp_path: Path
+) -> None:
+    parent = project.path / "parent"
+    assert drive(project.recipe(), parent) == 0
+    recipe = project.recipe("child", start={"continue_from": {"path": "parent", "step": 12}})
+    child, slot = tmp_path / "child", project.path / "data" / "train-1" / "tokens.bin"
+    whole = slot.read_bytes()
+    slot.write_bytes(bytes(len(whole)))
+    assert drive(recipe, child) == 4
+    slot.write_bytes(whole)
+    assert drive(recipe, child, resume=True) == 0
+    ends = [history(RunFolder(run).ledger).standing[-1].state_sha256 for run in (parent, child)]
+    assert ends[0] == ends[1], "the child is the parent's own continuation"

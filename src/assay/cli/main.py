@@ -6,6 +6,7 @@ standard output as well). Anything else is a bug: exit 70, with the traceback ke
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -82,6 +83,14 @@ def main() -> None:
     except AssayError as fault:
         _tell(str(fault), fault.code, wants_json)
         sys.exit(fault.code)
+    except OSError as fault:
+        full = fault.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+        _tell(
+            f"{fault.filename or 'a file'} could not be read or written: {fault.strerror or fault}",
+            71 if full else 2,
+            wants_json,
+        )
+        sys.exit(71 if full else 2)
     except KeyboardInterrupt:
         _tell("interrupted", 75, wants_json)
         sys.exit(75)

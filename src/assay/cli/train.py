@@ -35,6 +35,7 @@ def train(
 
     The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
     """
+    from assay.checkpoint.permission import permit
     from assay.errors import InputError, Refused
     from assay.launch import local
     from assay.launch.preflight import preflight, receipt, refusals
@@ -57,7 +58,8 @@ def train(
         raise Refused(f"{run} holds no run to resume; start one with --start new")
     if start == "auto":
         print(f"--start auto took {'resume' if begun else 'new'}", file=sys.stderr)
-    if begun and history(folder.ledger).ended:
+    if begun and from_step is None and history(folder.ledger).ended:
+        permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
         return
     checks = preflight(loaded, _folder(recipe), folder)

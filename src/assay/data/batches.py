@@ -36,7 +36,7 @@ class Batches:
 
         Shards of slots that end before `first_update` may be gone: a run that is past them needs them no more.
         """
-        places = list(roots)
+        places = list(roots) or [queue.path.parent]
         shards = locate(queue, places)
         needed = {part.shard for slot in queue.slots if slot.end_update > first_update for part in slot.parts}
         absent = [name for name in missing(queue, shards) if name in needed]

@@ -81,6 +81,7 @@ class Queue:
     header_line: bytes  # without its newline; the order digest begins with it
     header_digest: str
     slots: tuple[Slot, ...]
+    content: bytes  # the file as it was verified, torn tail left out
 
     @property
     def head(self) -> str:
@@ -91,6 +92,10 @@ class Queue:
     def updates_total(self) -> int:
         """Updates in all slots."""
         return self.slots[-1].end_update if self.slots else 0
+
+    def prefix_bytes(self, slots: int) -> bytes:
+        """The header's and the first `slots` slots' lines, as they were verified when the queue was read."""
+        return b"".join(self.content.splitlines(keepends=True)[: slots + 1])
 
     def prefix(self, slots: int) -> str:
         """Digest that names the header and the first `slots` slots; DataError when there are fewer."""
@@ -119,6 +124,7 @@ def load(path: Path) -> Queue:
     the format; DataError (exit 4) when its lines do not chain. A torn last line is ignored.
     """
     header_line = _first_line(path)
+    end = 0
     links = chain.read(path, None, fault=DataError)
     first = next(links)
     header = _header(first.record, f"{path}, line 1")
@@ -128,6 +134,11 @@ def load(path: Path) -> Queue:
         slot = _slot(link.record, f"{path}, line {link.number + 1}", header["block"], len(slots), updates, link.digest)
         slots.append(slot)
         updates = slot.end_update
+        end = link.end
+    with path.open("rb") as file:
+        content = file.read(end or first.end)
+    if digest(content.splitlines()[-1]) != (slots[-1].digest if slots else first.digest):
+        raise DataError(f"{path} was changed while it was read; look who writes it, then start again")
     return Queue(
         path=path,
         block=header["block"],
@@ -140,6 +151,7 @@ def load(path: Path) -> Queue:
         header_line=header_line,
         header_digest=first.digest,
         slots=tuple(slots),
+        content=content,
     )
 
 

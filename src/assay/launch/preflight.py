@@ -237,7 +237,11 @@ def _disk(recipe: Recipe, queue: list[Queue], run: RunFolder) -> str:
     if not os.access(place, os.W_OK):
         raise Refused(f"{place} cannot be written by this user; choose another --run folder")
     slots = [slot.updates for slot in queue[0].slots] if queue else None
-    needed = int(disk(recipe, checkpoint_steps(recipe, slots))["total"])
+    total = int(disk(recipe, checkpoint_steps(recipe, slots))["total"])
+    standing = sum(
+        path.stat().st_size for folder in (run.checkpoints, run.weights) for path in folder.glob("step-*/*.safetensors")
+    )
+    needed = max(total - standing, 0)
     free = shutil.disk_usage(place).free
     if free < needed:
         raise Refused(

@@ -13,7 +13,7 @@ from typing import Any
 from assay.plan.parameters import count, matrix_count
 from assay.recipe.schema import Recipe
 
-BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
+BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4  # weights, gradients and optimizer state are float32
 
 

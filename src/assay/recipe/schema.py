@@ -356,7 +356,7 @@ class Loss(Part):
 class Precision(Part):
     """The arithmetic. Stored token ids have their own dtype in the shard."""
 
-    compute: Literal["float32", "bfloat16", "float64"] = "float32"
+    compute: Literal["float32", "bfloat16"] = "float32"
     master: Literal["float32"] = "float32"
 
 

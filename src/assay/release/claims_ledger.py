@@ -321,7 +321,9 @@ def start_claim(case: Case, recipe: Recipe) -> Claim:
         faults += [f"{where}: {fault}" for fault in _start_faults(segment, recipe)]
         notes.append(_start_note(segment, recipe))
     for earlier, segment in zip(told.segments, told.segments[1:], strict=False):
-        if segment.mode != "resume" and any(item.segment <= earlier.number for item in told.saved):
+        if segment.mode != "resume" and any(
+            item.kind == "full" and item.segment <= earlier.number for item in told.saved
+        ):
             faults.append(f"segment {segment.number} starts anew although checkpoints had been saved")
     return judge(START, "start", faults, "; ".join(dict.fromkeys(notes)))
 

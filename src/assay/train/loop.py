@@ -25,7 +25,7 @@ from assay.data import approval
 from assay.data import queue as queues
 from assay.data.batches import Batches, windows_digest
 from assay.data.shard import Shard, open_shard, verify_shard
-from assay.errors import DataError, Interrupted, NumbersError, Refused
+from assay.errors import AssayError, DataError, Interrupted, NumbersError, Refused
 from assay.files.digest import digest_file
 from assay.ledger.ledger import Ledger, now
 from assay.plan.cadence import checkpoint_steps
@@ -105,7 +105,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     due = _due(trainer)
     last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
     boundary = decay_start(recipe.schedule) if recipe.schedule.intent == "no-decay" else None
-    slot = -1
+    slot, first = -1, position.step
     trainer.progress.start(position.step, last)
 
     while position.step < last:
@@ -123,8 +123,13 @@ def train(trainer: Trainer, until: int | None) -> str:
             _next_queue(trainer, saved_steps)
             due = _due(trainer)
         if trainer.batches.queue.slot_of(update)[0].number != slot:
-            with trainer.spent.on("slot"):
-                slot = _enter_slot(trainer, update)
+            try:
+                with trainer.spent.on("slot"):
+                    slot = _enter_slot(trainer, update)
+            except AssayError:
+                if update > first:
+                    _save_full(trainer, saved_steps)  # what is done is not lost with what cannot begin
+                raise
 
         # The batch. The buffer that is hashed is the buffer that goes to the device.
         ids = trainer.batches.batch(update)
@@ -272,26 +277,28 @@ def _compare(trainer: Trainer, line: dict[str, Any]) -> None:
 
 def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
     """The queue's end is reached: take up slots appended since, or save and stop, or wait for them."""
-    told = False
+    told, old, recipe = False, trainer.batches.queue, trainer.recipe
+    _save_full(trainer, saved_steps)  # whatever the queue holds now, what is done is not lost
     while True:
-        queue = queues.load(trainer.batches.queue.path)
-        old = trainer.batches.queue
-        if queue.header_digest != old.header_digest or queue.slots[: len(old.slots)] != old.slots:
-            _save_full(trainer, saved_steps)
+        queue = queues.load(old.path)
+        if queue.prefix_bytes(len(old.slots)) != old.content:
             raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
         if len(queue.slots) > len(old.slots):
-            if queue.trust:
-                _save_full(trainer, saved_steps)  # before a slot may be refused
-                approval.check_slots(queue)
-            roots = [trainer.recipe_folder / root for root in trainer.recipe.data.roots]
-            trainer.batches = Batches(queue, roots, trainer.recipe.data.seed, trainer.recipe.global_batch)
-            return
-        if trainer.recipe.data.when_missing == "stop":
-            _save_full(trainer, saved_steps)
+            approval.check_slots(queue)
+            held_out = trainer.validation.sha256 if trainer.validation else None
+            if any(part.shard == held_out for slot in queue.slots for part in slot.parts):
+                raise Refused(f"{queue.path}: a new slot reads the validation shard; append other data")
+            roots = [trainer.recipe_folder / root for root in recipe.data.roots]
+            try:
+                trainer.batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
+                return
+            except DataError:
+                if recipe.data.when_missing == "stop":
+                    raise
+        elif recipe.data.when_missing == "stop":
             queue.slot_of(trainer.started.position.step)  # raises with the exact shortfall
         if not told:
-            trainer.tell(f"waiting for slot {len(queue.slots)} of {queue.path} (data.when_missing: wait)")
-            _save_full(trainer, saved_steps)
+            trainer.tell(f"waiting for the data of slot {len(old.slots)} of {queue.path} (data.when_missing: wait)")
             told = True
         cause = trainer.watch.cause(trainer.ledger)
         if cause is not None:
@@ -356,7 +363,6 @@ def _save(trainer: Trainer, kind: str) -> None:
         optimizer = state_tensors(model, trainer.started.optimizers)
         queue = trainer.batches.queue
         entered = queue.slot_of(position.step - 1)[0].number + 1 if position.step else 0
-        prefix = queue.path.read_bytes().splitlines(keepends=True)[: entered + 1]
         cursor = queue.slot_of(position.step) if position.step < queue.updates_total else None
         state = {
             "step": position.step,
@@ -372,7 +378,7 @@ def _save(trainer: Trainer, kind: str) -> None:
         documents |= {
             manifests.STATE: document(state),
             manifests.RECIPE: document(recipes.resolved(recipe)),
-            manifests.QUEUE: b"".join(prefix),
+            manifests.QUEUE: queue.prefix_bytes(entered),
         }
     parent = trainer.run.checkpoints if kind == "full" else trainer.run.weights
     manifest = save(

@@ -49,6 +49,7 @@ def describe(run: RunFolder, recipe: Recipe, device: torch.device) -> dict[str, 
         "compute": recipe.precision.compute,
         "threads": torch.get_num_threads() if not cuda else None,
         "reduction": recipe.reduction,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     return {
         "promise": promise,

@@ -81,7 +81,9 @@ def begin(
     told = history(run.ledger)
     if resume and any(item.kind == "full" for item in told.saved):
         return _resume(run, recipe, queue, batches, device, told, from_step)
-    if resume and any(segment.last or 0 for segment in told.segments):
+    if from_step is not None:
+        raise DataError(f"{run.path} has no full checkpoint of step {from_step}; none was saved: leave --from-step out")
+    if resume and any((segment.last or 0) > segment.first for segment in told.segments):
         raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
     started = _own_start(recipe, recipe_folder, queue, batches, device)
     if resume:
@@ -215,6 +217,8 @@ def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) ->
             f"{queue.path} is not the queue that step {state['step']} was trained on: the consumed prefix of "
             f"{len(consumed)} lines has other bytes; point data.queue at the queue of this run"
         )
+    if queue.prefix(max(len(consumed) - 1, 0)) != state.get("queue_prefix"):
+        raise DataError(f"{folder}: its copy of the queue is not the prefix that its state names; it is damaged")
     position = Position(int(state["step"]), raw(state["order_digest"]), list(state["recent"]))
     for item in position.recent:
         if batches.digest(item["update"]) != item["batch"]:
@@ -235,10 +239,16 @@ def checkpoint_folder(path: Path, step: int) -> Path:
     """`path` itself when it is a checkpoint folder, else the folder of `step` in the run at `path`."""
     if (path / manifests.MANIFEST).exists():
         return path
-    found = sorted((path / "checkpoints").glob(f"{manifests.folder_name(step)}*/{manifests.MANIFEST}"))
-    if not found:
-        raise DataError(f"{path} has no full checkpoint of step {step}; name a run folder or a checkpoint folder")
-    return found[-1].parent
+    parent = RunFolder(path)
+    if not parent.exists():
+        raise DataError(f"{path} is neither a checkpoint folder nor a run; start.continue_from.path names one of them")
+    saved = [item for item in history(parent.ledger).line if item.kind == "full" and item.step == step]
+    if not saved:
+        raise DataError(f"{path} has no full checkpoint of step {step}; name another step or a checkpoint folder")
+    folder = path / saved[-1].folder
+    if digest_file(folder / manifests.MANIFEST) != saved[-1].manifest_sha256:
+        raise DataError(f"{folder} is not what receipt {saved[-1].seq} of its run names; it is damaged or another")
+    return folder
 
 
 def _model(recipe: Recipe, tensors: dict[str, Tensor], device: torch.device) -> Decoder:

@@ -93,9 +93,11 @@ def _owned(run: RunFolder, job: argparse.Namespace) -> int:
             return _ended(segment, job, fault)
         except OSError as fault:
             return _ended(segment, job, MachineError(_refusal(fault)))
-        except torch.OutOfMemoryError as fault:
-            words = f"out of memory: {str(fault).splitlines()[0]}; use a smaller batch.micro, or runtime.recompute"
+        except (MemoryError, torch.OutOfMemoryError) as fault:
+            words = f"out of memory: {_first_line(fault)}; use a smaller batch.micro, or runtime.recompute"
             return _ended(segment, job, MachineError(words))
+        except torch.AcceleratorError as fault:
+            return _ended(segment, job, MachineError(f"the device failed: {_first_line(fault)}; run elsewhere"))
         except Exception as fault:  # noqa: BLE001 - a bug: recorded as such, with its traceback in the log
             traceback.print_exc()
             return _ended(segment, job, AssayError(f"internal fault ({type(fault).__name__}): a bug; see the log"))
@@ -142,7 +144,7 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
         metrics=segment.metrics,
         progress=progress,
         superseded=superseded(run, started.position.step),
-        same_bits=lambda number: promises.get(number) == facts["promise"],
+        same_bits=lambda number: facts["bits"] == "promised" and promises.get(number) == facts["promise"],
         tell=progress.note,
     )
     if recipe.runtime.compile:
@@ -263,9 +265,21 @@ def _outcome(
         "time": now(),
         "ledger": head,
         "token": token,
-        "last_reported": reported(run.metrics).step,
+        "last_reported": _last_reported(run),
     }
     publish_file(run.outcome, (json.dumps(body, indent=1) + "\n").encode())
+
+
+def _first_line(fault: BaseException) -> str:
+    return (str(fault).splitlines() or [type(fault).__name__])[0]
+
+
+def _last_reported(run: RunFolder) -> int | None:
+    """The newest step of the metrics, or None where they cannot be read: that may be the very fault to record."""
+    try:
+        return reported(run.metrics).step
+    except (AssayError, OSError):
+        return None
 
 
 def _refusal(fault: OSError) -> str:
