@@ -8,9 +8,7 @@ knows nothing about what its records mean.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any, BinaryIO
 
 from assay.errors import AssayError, Refused, VerificationError
 from assay.files.digest import canonical_exact, digest
+from assay.files.lock import take
 from assay.files.publish import flush_folder, publish_file
 from assay.files.reading import parse_json
 
@@ -94,15 +93,8 @@ def lock(path: Path, wait: float = 60.0) -> Iterator[BinaryIO]:
     Raises Refused when the lock is not had within `wait` seconds.
     """
     with path.open("r+b") as file:
-        deadline = time.monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Refused(f"{path} is locked by another process for {wait:.0f} s; end it first") from None
-                time.sleep(0.01)
+        if not take(file, wait):
+            raise Refused(f"{path} is locked by another process for {wait:.0f} s; end it first")
         yield file  # closing the file gives the lock back
 
 

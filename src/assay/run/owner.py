@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from assay.errors import Refused
+from assay.files.lock import take
 from assay.ledger.ledger import Receipt
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import history
@@ -26,15 +26,8 @@ LOOK_SECONDS = 0.5  # somebody who only looks (`is_owned`) has the lock for an i
 def own(run: RunFolder) -> Iterator[None]:
     """Own the run while the block lasts; Refused (exit 3) when another process does."""
     with (run.path / LOCK_FILE).open("ab") as file:
-        deadline = time.monotonic() + LOOK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Refused(f"{run.path} is being trained by another process; stop that one first") from None
-                time.sleep(0.01)
+        if not take(file, LOOK_SECONDS):
+            raise Refused(f"{run.path} is being trained by another process; stop that one first")
         file.truncate(0)
         file.write(f"{os.getpid()}\n".encode("ascii"))
         file.flush()
