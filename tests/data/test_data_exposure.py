@@ -28,7 +28,7 @@ def in_memory(block: int, slots: list[tuple[int, int, list[Part]]]) -> Queue:
         tokens = sum(part.tokens for part in parts)
         made.append(Slot(number, updates, epochs, tuple(parts), tokens, None, digest(b"line"), first))
         first += updates
-    return Queue(Path("q"), block, "uint16", 9, "t", None, None, None, b"{}", digest(b"{}"), tuple(made))
+    return Queue(Path("q"), block, "uint16", 9, "t", None, None, None, b"{}", digest(b"{}"), tuple(made), b"{}\n")
 
 
 def part(shard: str, start: int, stop: int, source: str = "a") -> Part:

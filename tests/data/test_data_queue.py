@@ -179,7 +179,7 @@ def test_a_slot_that_is_too_short_is_refused_with_the_exact_shortfall(queue: Que
 @given(seed=st.integers(0, 10**6), tokens=st.integers(33, 400), epochs=st.integers(1, 3))
 def test_the_capacity_for_a_seed_is_exact(seed: int, tokens: int, epochs: int) -> None:
     part = Part(digest(b"x"), None, 0, tokens, "a")
-    empty = Queue(Path("q"), 16, "uint16", 9, "t", None, None, None, b"{}", digest(b"{}"), ())
+    empty = Queue(Path("q"), 16, "uint16", 9, "t", None, None, None, b"{}", digest(b"{}"), (), b"{}\n")
     held = Stream(seed, 0, tokens, 16, epochs).capacity()
     known: dict[str, Any] = {"parts": [part], "global_batch": 1, "epochs": epochs, "seed": seed}
     assert queues.propose(empty, updates=held, **known)
