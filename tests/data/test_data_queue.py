@@ -62,9 +62,9 @@ def test_appending_keeps_every_byte_and_every_prefix_digest(queue: Queue) -> Non
         assert queue.path.read_bytes() == before + line + b"\n"
         assert queues.load(queue.path).head == slot.digest == digest(line)
         before += line + b"\n"
-    assert [queues.prefix_digest(queue.path, slots) for slots in range(4)] == prefixes
+    assert [queues.load(queue.path).prefix(slots) for slots in range(4)] == prefixes
     with pytest.raises(DataError, match="a prefix of 8 does not exist"):
-        queues.prefix_digest(queue.path, 8)
+        queues.load(queue.path).prefix(8)
 
 
 def test_every_flipped_byte_is_refused_or_gives_another_head(queue: Queue) -> None:

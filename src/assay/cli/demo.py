@@ -31,18 +31,15 @@ class Stage:
     """The demo's folder and how it talks."""
 
     folder: Path
-    quiet: bool
 
     def say(self, text: str) -> None:
         """A heading for people."""
-        if not self.quiet:
-            terminal = sys.stderr.isatty()
-            print(f"\n{MARK}{text}\x1b[0m" if terminal else f"\n{text}", file=sys.stderr, flush=True)
+        terminal = sys.stderr.isatty()
+        print(f"\n{MARK}{text}\x1b[0m" if terminal else f"\n{text}", file=sys.stderr, flush=True)
 
     def show(self, *words: str) -> None:
         """The command as a user would type it."""
-        if not self.quiet:
-            print("$ assay " + " ".join(words), file=sys.stderr, flush=True)
+        print("$ assay " + " ".join(words), file=sys.stderr, flush=True)
 
     def run(self, *words: str) -> dict[str, Any]:
         """Run `assay … --json` and return its object; a failure ends the demo with that command's code."""
@@ -75,7 +72,7 @@ def demo_command(
         raise InputError(f"{place} exists already and is never replaced; choose another folder")
     place.mkdir(parents=True)
     began = time.monotonic()
-    facts = _life(Stage(place, quiet=False))
+    facts = _life(Stage(place))
     facts["seconds"] = round(time.monotonic() - began, 1)
     if json_:
         as_json({key: value for key, value in facts.items() if key != "proved"})

@@ -155,11 +155,6 @@ def load(path: Path) -> Queue:
     )
 
 
-def prefix_digest(path: Path, slots: int) -> str:
-    """The digest that names the first `slots` slots of the queue at `path`; see `Queue.prefix`."""
-    return load(path).prefix(slots)
-
-
 def create(
     path: Path,
     *,

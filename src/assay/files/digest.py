@@ -13,8 +13,6 @@ from typing import Any
 
 import rfc8785
 
-from assay.errors import InputError
-
 PREFIX = "sha256:"
 _PIECE = 1 << 20
 _SMALL = 64 << 20
@@ -95,11 +93,3 @@ def _refuse_floats(value: Any, place: str) -> None:
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             _refuse_floats(inner, f"{place}[{index}]")
-
-
-def expect_digest(value: object, where: str) -> str:
-    """The value, if it is a digest; InputError naming `where` otherwise."""
-    if not is_digest(value):
-        raise InputError(f"{where}: {value!r} is not a digest; 'sha256:' and 64 hex digits are expected")
-    assert isinstance(value, str)
-    return value
