@@ -12,7 +12,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert (3, 11) <= sys.version_info < (3, 14), "Assay needs Python 3.11, 3.12 or 3.13"'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,corpus,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,corpus,ray,dev]'
 	touch $(STAMP)
 
 demo: install
