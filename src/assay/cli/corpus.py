@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from assay.cli.reserve import reserve_command
 from assay.cli.show import as_json, console, note, pairs, table
 
 corpus_app = typer.Typer(help="From documents to shards, every document accounted for.", no_args_is_help=True)
@@ -106,6 +107,9 @@ def tokenizer_command(description: CorpusFile, out: NewFolder, workers: WorkerCo
         return
     shown = {"documents": facts["documents"], "admitted": facts["admitted"], **facts["tokenizer"]}
     console().print(pairs(f"Tokenizer in {out}", shown))
+
+
+corpus_app.command("reserve")(reserve_command)
 
 
 def _warn(receipt: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Who may enter: licence records of sources and titles, language, lengths, predicates over columns.
+"""Who may enter: licence records of sources and titles, reserved documents, language, lengths, predicates over columns.
 
 Each judgement looks at one document alone and says reason and evidence when it refuses. It reads the
 licence records that a description names, and nothing else.
@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.corpus.description import ADMITTED, Corpus, Filters, Predicate, Source
 from assay.corpus.documents import Document, Rejected, reject
+from assay.corpus.reserved import Reserved
 from assay.errors import InputError
 from assay.files.reading import inside, parse_json, read_text
 
@@ -38,6 +39,7 @@ class Gate:
     corpus: Corpus
     refused: Refusal | None
     titles: dict[tuple[str, str], Title] = field(default_factory=dict)  # ("id" or "title", its value) → record
+    reserved: Reserved = field(default_factory=Reserved)
 
     @property
     def filters(self) -> Filters:
@@ -53,6 +55,9 @@ class Gate:
         licence = self._licence(document)
         if isinstance(licence, tuple):
             return reject(document, "admission", *licence)
+        reserved = self.reserved.found(document)
+        if reserved is not None:
+            return reject(document, "admission", *reserved)
         language = self._language(text)
         if language is not None:
             return reject(document, "language", *language)
@@ -100,11 +105,12 @@ class Gate:
         return None
 
 
-def gate(source: Source, corpus: Corpus, folder: Path) -> Gate:
-    """The gate of a source; InputError when its licence records cannot be read."""
+def gate(source: Source, corpus: Corpus, folder: Path, reserved: Reserved | None = None) -> Gate:
+    """The gate of a source, with the reserved lists read before; InputError when its licence records cannot be read."""
     refused = refusal(source, corpus, folder)
     records = source.licence.records if source.licence is not None else None
-    return Gate(source, corpus, refused, titles(source, folder) if records is not None and refused is None else {})
+    known = titles(source, folder) if records is not None and refused is None else {}
+    return Gate(source, corpus, refused, known, reserved or Reserved())
 
 
 def refusal(source: Source, corpus: Corpus, folder: Path) -> Refusal | None:

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from assay.corpus import duplicates, language
+from assay.corpus import duplicates, language, reserved
 from assay.corpus import tokenizer as tokenizers
 from assay.corpus.admission import gate, refusal
 from assay.corpus.description import Corpus, Description
@@ -216,8 +216,9 @@ def _count(description: Description) -> int:
 
 
 def _expect_given(description: Description) -> None:
-    """Refuse faulty licence records, tokenizers, held-out sets and indexes now, not after hours of cleaning."""
+    """Refuse faulty licence records, lists, tokenizers, held-out sets and indexes now, not after hours of cleaning."""
     corpus, folder = description.corpus, description.folder
+    reserved.read(corpus.admission.reserved, corpus.pool, folder)
     for source in corpus.sources:
         gate(source, corpus, folder)
     if corpus.tokenizer.path is not None:
@@ -275,6 +276,9 @@ def _clean_facts(work: _Work) -> dict[str, Any]:
         if source.licence is not None and source.licence.records is not None and refusal(source, corpus, folder) is None
     ]
     chosen = corpus.model_dump(mode="json", include={"normalise", "admission", "language", "filters"})
+    if corpus.admission.reserved:
+        lists = reserved.read(corpus.admission.reserved, corpus.pool, folder).lists
+        work.methods["admission"] = {"reserved": lists, "form": reserved.FORM}
     if corpus.language.identify:
         work.methods["language"] = language.method()
     return {
@@ -283,6 +287,7 @@ def _clean_facts(work: _Work) -> dict[str, Any]:
         "files": [[[file.name, file.sha256] for file in found.files] for found in work.surveyed],
         "refused": [refusal(source, corpus, folder) for source in corpus.sources],
         "records": records,
+        "reserved": work.methods.get("admission"),
         "key": corpus.validation.key,
         "language_method": work.methods.get("language"),
         "unicode": unicodedata.unidata_version,

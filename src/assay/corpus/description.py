@@ -172,9 +172,10 @@ class Source(Part):
 
 
 class Admission(Part):
-    """The licences that may enter, by SPDX id."""
+    """The licences that may enter, by SPDX id, and the lists of documents that other pools have reserved."""
 
     licences: Annotated[tuple[Spdx, ...], BeforeValidator(_listed), Field(min_length=1)]
+    reserved: Annotated[tuple[RelativePath, ...], BeforeValidator(_listed)] = ()
 
 
 class LanguageCheck(Part):

@@ -61,7 +61,7 @@ def samples(out: Path, count: int, source: str | None = None, characters: int = 
     _expect_source(facts, source, out)
     chosen = heapq.nsmallest(
         count,
-        (record for record in _records(out / ADMITTED) if source in (None, record["source"])),
+        (record for record in records(out / ADMITTED) if source in (None, record["source"])),
         key=lambda record: hashlib.sha256(f"{record['source']}\0{record['id']}".encode()).digest(),
     )
     tokenizer = load(out / TOKENIZER / FILE, facts["tokenizer"]["end_of_text"])
@@ -98,7 +98,7 @@ def _sample(record: dict[str, Any], shard: Shard, tokenizer: Tokenizer, characte
     return Sample(record["id"], record["source"], record["title"], record["shard"], len(ids), cut)
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def records(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a list that `receipt` has compared with its digest."""
     with path.open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, start=1):

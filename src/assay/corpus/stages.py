@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.corpus import pieces as work
+from assay.corpus import reserved
 from assay.corpus import tokenizer as tokenizers
 from assay.corpus.admission import Gate, gate
 from assay.corpus.decontamination import Contamination, HeldOut
@@ -24,6 +25,7 @@ from assay.corpus.description import Corpus
 from assay.corpus.documents import Document, Reading, Rejected, read
 from assay.corpus.duplicates import NearDuplicates, Parameters
 from assay.corpus.pieces import Rows, Stage
+from assay.corpus.reserved import Reserved
 from assay.corpus.sources import Piece
 from assay.corpus.tokenizer import Tokenizer
 from assay.data.shard import dtype_for, little
@@ -75,14 +77,19 @@ class Clean:
 
 
 _GATES: dict[tuple[Path, int], Gate] = {}  # of this process, by stage and source: title records are read once
+_RESERVED: dict[Path, Reserved] = {}  # of this process, by stage
 
 
 def _gate(task: Clean) -> Gate:
     name = task.stage.folder, task.piece.source
+    if task.stage.folder not in _RESERVED:
+        _RESERVED.clear()
+        _RESERVED[task.stage.folder] = reserved.read(task.corpus.admission.reserved, task.corpus.pool, task.folder)
     if name not in _GATES:
         if len(_GATES) >= 16:
             _GATES.clear()
-        _GATES[name] = gate(task.corpus.sources[task.piece.source], task.corpus, task.folder)
+        source = task.corpus.sources[task.piece.source]
+        _GATES[name] = gate(source, task.corpus, task.folder, _RESERVED[task.stage.folder])
     return _GATES[name]
 
 
