@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from assay.cli.corpus_card import card_command
 from assay.cli.reserve import reserve_command
 from assay.cli.show import as_json, console, note, pairs, table
 
@@ -109,6 +110,7 @@ def tokenizer_command(description: CorpusFile, out: NewFolder, workers: WorkerCo
     console().print(pairs(f"Tokenizer in {out}", shown))
 
 
+corpus_app.command("card")(card_command)
 corpus_app.command("reserve")(reserve_command)
 
 

@@ -227,6 +227,8 @@ def _admission(facts: Facts) -> Iterable[str]:
     unasked = [stage for stage in facts.not_asked if stage != "target"]
     yield f"\nNot asked for, and so {NOT_MEASURED}: {', '.join(unasked) or 'nothing'}.\n"
     yield f"- Licences that may enter: {', '.join(map(plain, corpus.admission.licences))}."
+    lists = counted(len(corpus.admission.reserved), "list") if corpus.admission.reserved else "none was given"
+    yield f"- Lists of documents that other pools keep for themselves: {lists}."
     yield f"- Filters: {_filters(corpus.filters)}."
     for source in corpus.sources:
         if source.filters is not None:
