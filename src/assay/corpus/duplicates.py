@@ -89,9 +89,7 @@ class NearDuplicates:
         self.parameters = parameters or Parameters()
         self._identities: list[str] = []
         self._blocks: list[Signature] = []
-        names = [f"{band}x{row}" for band in range(self.parameters.bands) for row in range(self.parameters.rows)]
-        weights = numbers(" ".join(names))
-        self._weights = weights.reshape(self.parameters.bands, self.parameters.rows) | np.uint64(1)
+        self._weights = band_weights(self.parameters)
         # Open addressing with linear steps: at the place of a band's hash its document, and a mark to tell bands by.
         self._documents = array("I", [_FREE]) * (1 << 10)
         self._marks = array("I", [0]) * (1 << 10)
@@ -179,10 +177,7 @@ class NearDuplicates:
         return row
 
     def _band_hashes(self, signatures: Signature) -> NDArray[np.uint64]:
-        """A hash for each band of signatures [..., permutations]: [..., bands]."""
-        bands = signatures.reshape(*signatures.shape[:-1], self.parameters.bands, self.parameters.rows)
-        sums: NDArray[np.uint64] = (bands * self._weights).sum(axis=-1, dtype=np.uint64)
-        return (sums ^ (sums >> np.uint64(32))) * _SPREAD
+        return band_hashes(signatures, self._weights)
 
     def _alike(self, hashes: NDArray[np.uint64]) -> list[int]:
         """The kept documents that share a band, ascending."""
@@ -254,17 +249,37 @@ def shingle_hashes(stream: NDArray[np.uint64], shingle: int) -> NDArray[np.uint6
     return (total ^ (total >> np.uint64(32))) * _SPREAD
 
 
-def _signature(hashes: NDArray[np.uint64], parameters: Parameters) -> Signature:
-    """The minima of the hashes under each of the permutations that the seed gives."""
+def band_weights(parameters: Parameters) -> NDArray[np.uint64]:
+    """The odd factors [bands, rows] that a band's hash is made with."""
+    names = [f"{band}x{row}" for band in range(parameters.bands) for row in range(parameters.rows)]
+    return numbers(" ".join(names)).reshape(parameters.bands, parameters.rows) | np.uint64(1)
+
+
+def band_hashes(signatures: Signature, weights: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A hash for each band of signatures [..., permutations]: [..., bands]."""
+    bands = signatures.reshape(*signatures.shape[:-1], *weights.shape)
+    sums: NDArray[np.uint64] = (bands * weights).sum(axis=-1, dtype=np.uint64)
+    return (sums ^ (sums >> np.uint64(32))) * _SPREAD
+
+
+def signatures(hashes: NDArray[np.uint64], ends: NDArray[np.uint64], parameters: Parameters) -> Signature:
+    """Of sets one after another in `hashes`, set i being [ends[i], ends[i + 1]), none empty: [sets, permutations].
+
+    A signature is the minima of the hashes under each of the permutations that the seed gives.
+    """
     try:
         from rensa import RMinHash
     except ImportError:
         raise InputError("near duplicates need rensa; install the extra: assay[corpus]") from None
-    ends = np.array([0, len(hashes)], dtype=np.uint64)
     rows = RMinHash.digest_matrix_from_flat_token_hashes(
         hashes, ends, parameters.permutations, parameters.seed
     ).to_rows()
-    return np.array(rows[0], dtype=np.uint32)
+    return np.array(rows, dtype=np.uint32)
+
+
+def _signature(hashes: NDArray[np.uint64], parameters: Parameters) -> Signature:
+    row: Signature = signatures(hashes, np.array([0, len(hashes)], dtype=np.uint64), parameters)[0]
+    return row
 
 
 def _parameters(header: dict[str, Any], path: Path) -> Parameters:

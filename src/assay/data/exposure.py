@@ -52,6 +52,18 @@ class Intervals:
         """How many integers the intervals hold."""
         return int((self.stops - self.starts).sum())
 
+    def covered(self, starts: Ends, stops: Ends) -> Ends:
+        """How many integers of each of the intervals [starts, stops) these hold, in whatever order they come."""
+        lengths = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.stops - self.starts)])
+        ends = np.concatenate([np.zeros(1, np.int64), self.stops])
+
+        def below(places: Ends) -> Ends:
+            begun = np.searchsorted(self.starts, places, side="left")
+            result: Ends = lengths[begun] - np.maximum(ends[begun] - places, 0)
+            return result
+
+        return below(stops) - below(starts)
+
     def cut(self, low: int, high: int, move: int = 0) -> Intervals:
         """The intersection with [low, high), every end moved by `move`."""
         first = int(np.searchsorted(self.stops, low, side="right"))
@@ -118,6 +130,13 @@ class Exposure:
         """Counts of every language, by name."""
         names = sorted({label.language for label in self._seen})
         return {name: self._count(label for label in self._seen if label.language == name) for name in names}
+
+    def by_shard(self) -> dict[str, Intervals]:
+        """The targets that were trained on, by shard digest, each once."""
+        ends: dict[str, list[Intervals]] = {}
+        for label, items in self._seen.items():
+            ends.setdefault(label.shard, []).extend(items)
+        return {name: union(items) for name, items in ends.items()}
 
     def range(self, queue: Queue, slot: int, start: int, stop: int) -> Counts:
         """Counts of the tokens [start, stop) of a slot's stream, wherever in `consumed` they were targets."""
