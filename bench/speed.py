@@ -1,0 +1,214 @@
+"""Tokens per second of the whole trainer beside other loops, and beside what this machine can multiply.
+
+In one run, in turn, one shape, the same windows, float32, AdamW: Assay's loop with its ledger, plain and
+compiled by block; a loop in nanoGPT's manner (fused projections, whole logits, clipping, AdamW), plain
+and compiled whole; transformers' LlamaForCausalLM; litgpt's GPT, where it is installed. Prints every
+round, medians, ratios, and the share of the machine's own matmul rate by 6N + attention FLOPs.
+
+    .venv/bin/python bench/speed.py [--rounds 5] [--updates 12] [--no-compile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from accounting import WARM_UP, assay_round, project, transformers_round
+from torch import Tensor, nn
+
+from assay.data import queue as queues
+from assay.data.batches import Batches
+from assay.plan.figures import flops_per_position
+from assay.recipe import load as recipes
+from assay.recipe.schema import Recipe
+
+
+class Layer(nn.Module):
+    """One Llama layer in nanoGPT's manner: one projection for q, k and v, one for gate and up."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        model = recipe.model
+        self.heads, self.kv_heads, self.size = model.heads, model.kv_heads, model.head_size
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(model.width), nn.RMSNorm(model.width)
+        self.qkv = nn.Linear(model.width, (self.heads + 2 * self.kv_heads) * self.size, bias=False)
+        self.o = nn.Linear(self.heads * self.size, model.width, bias=False)
+        self.up = nn.Linear(model.width, 2 * model.ffn, bias=False)
+        self.down = nn.Linear(model.ffn, model.width, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = [self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size]
+        q, k, v = (
+            part.view(batch, length, -1, self.size).transpose(1, 2)
+            for part in self.qkv(self.attention_norm(x)).split(split, dim=-1)
+        )
+        q, k = turned(q, cosine, sine), turned(k, cosine, sine)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(y.transpose(1, 2).reshape(batch, length, width))
+        gate, up = self.up(self.ffn_norm(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """RoPE."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+class Plain(nn.Module):
+    """The whole model with whole logits and the loss inside, as nanoGPT's."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        model = recipe.model
+        self.embedding = nn.Embedding(model.vocabulary, model.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.layers = nn.ModuleList(Layer(recipe) for _ in range(model.layers))
+        self.norm = nn.RMSNorm(model.width)
+        frequency = 1.0 / model.rope_theta ** (torch.arange(0, model.head_size, 2) / model.head_size)
+        angle = torch.outer(torch.arange(model.block).float(), frequency).repeat(1, 2)
+        self.register_buffer("cosine", angle.cos())
+        self.register_buffer("sine", angle.sin())
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, self.cosine, self.sine)
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def plain_loop(recipe: Recipe, windows: list[Tensor], model: nn.Module, loss: Callable[..., Tensor]) -> float:
+    """Tokens per second of the usual short loop: accumulate, clip, AdamW, one look at the loss."""
+    rest = recipe.optimizer
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rest.lr, betas=rest.betas, weight_decay=0.1, fused=True)
+    micro = recipe.batch.micro
+    pieces = len(windows[0]) // micro
+    seconds = []
+    for tokens in windows:
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros(())
+        for first in range(0, len(tokens), micro):
+            rows = tokens[first : first + micro]
+            value = loss(rows[:, :-1], rows[:, 1:])
+            (value / pieces).backward()
+            total += value.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total.item()
+        seconds.append(time.perf_counter() - began)
+    return recipe.positions_per_update / median(seconds[WARM_UP:])
+
+
+def nanogpt_style(recipe: Recipe, windows: list[Tensor], compiled: bool) -> float:
+    """`plain_loop` with the model above."""
+    model = Plain(recipe)
+    return plain_loop(recipe, windows, model, torch.compile(model) if compiled else model)
+
+
+def litgpt(recipe: Recipe, windows: list[Tensor]) -> float:
+    """`plain_loop` with litgpt's GPT in the same shape, tied as well."""
+    from litgpt.config import Config
+    from litgpt.model import GPT
+
+    shape = recipe.model
+    config = Config(
+        block_size=shape.block, vocab_size=shape.vocabulary, padded_vocab_size=shape.vocabulary, n_layer=shape.layers,
+        n_head=shape.heads, n_embd=shape.width, n_query_groups=shape.kv_heads, rotary_percentage=1.0,
+        parallel_residual=False, bias=False, norm_class_name="RMSNorm", mlp_class_name="LLaMAMLP",
+        intermediate_size=shape.ffn,
+    )  # fmt: skip
+    model = GPT(config)
+    model.lm_head.weight = model.transformer.wte.weight
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = model(tokens)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
+
+    return plain_loop(recipe, windows, model, loss)
+
+
+def matmul_rate(size: int = 1024, rounds: int = 8) -> float:
+    """FLOP/s of the best of some products of two square float32 matrices."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = math.inf
+    for _ in range(rounds):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def compiled_recipe(path: Path) -> Path:
+    """The same recipe with runtime.compile."""
+    value = json.loads(path.read_text())
+    value["runtime"]["compile"] = True
+    target = path.with_name("compiled.yaml")
+    target.write_text(json.dumps(value))
+    return target
+
+
+def main() -> None:
+    """Run the rounds in turn and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--no-compile", action="store_true")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
+        path = project(folder, options.updates)
+        recipe = recipes.load(path)
+        batches = Batches(queues.load(folder / recipe.data.queue), [], recipe.data.seed, recipe.global_batch)
+        windows = [torch.from_numpy(batches.batch(u).astype(np.int64)) for u in range(options.updates)]
+        runs = iter(range(1000))
+        loops: dict[str, Callable[[], float]] = {
+            "assay": lambda: assay_round(path, folder / f"run-{next(runs)}")[0],
+            "nanoGPT style": lambda: nanogpt_style(recipe, windows, compiled=False),
+            "transformers": lambda: transformers_round(recipe, windows),
+        }
+        if importlib.util.find_spec("litgpt"):
+            loops["litgpt"] = lambda: litgpt(recipe, windows)
+        else:
+            print("litgpt is not installed: not measured")
+        if not options.no_compile:
+            by_block = compiled_recipe(path)
+            loops["assay, compiled"] = lambda: assay_round(by_block, folder / f"run-{next(runs)}")[0]
+            loops["nanoGPT style, compiled"] = lambda: nanogpt_style(recipe, windows, compiled=True)
+        speeds: dict[str, list[float]] = {name: [] for name in loops}
+        peaks = []
+        for number in range(options.rounds):
+            peaks.append(matmul_rate())
+            for name, loop in loops.items():
+                speeds[name].append(loop())
+            shown = "  ".join(f"{name} {found[-1]:,.0f}" for name, found in speeds.items())
+            print(f"round {number + 1}: {shown}  matmul {peaks[-1] / 1e9:.1f} GFLOP/s", flush=True)
+    flops, peak = sum(flops_per_position(recipe).values()), median(peaks)
+    middle = {name: median(found) for name, found in speeds.items()}
+    print(
+        f"\n{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, float32, width "
+        f"{recipe.model.width}, {flops / 1e6:.1f} MFLOP a position, matmul {peak / 1e9:.1f} GFLOP/s; medians:"
+    )
+    print(f"{'loop':<26}{'tokens/s':>10}{'assay ÷ it':>12}{'of matmul':>11}")
+    for name, value in middle.items():
+        print(f"{name:<26}{value:>10,.0f}{middle['assay'] / value:>12.3f}{flops * value / peak:>11.1%}")
+
+
+if __name__ == "__main__":
+    main()
