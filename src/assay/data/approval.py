@@ -126,27 +126,28 @@ def approve(
     return path, predicate
 
 
-def approvals(queue: Queue, slot: Slot) -> list[Approval]:
-    """All envelopes that lie there for the slot's line, each judged, by file name."""
+def approvals(queue: Queue, slot: Slot, place: Path | None = None) -> list[Approval]:
+    """All envelopes that lie there for the slot's line, each judged, by file name. `place`: not beside the queue."""
     trust = trust_of(queue.trust, str(queue.path))
     reviewers = trust.reviewers if trust else ()
-    place, line = folder(queue.path), slot.digest.removeprefix(PREFIX)
+    place, line = place or folder(queue.path), slot.digest.removeprefix(PREFIX)
     return [_judge(queue, slot, place / name, reviewers) for name in _names(place) if name.startswith(f"{line}.")]
 
 
-def demand(queue: Queue, slot: Slot) -> tuple[str, ...]:
+def demand(queue: Queue, slot: Slot, place: Path | None = None) -> tuple[str, ...]:
     """The key ids of the reviewers who approved the slot's line; empty when the queue demands no approval.
 
-    Raises Refused when there are fewer than the header demands, naming each envelope that does not count
-    and what the approvals of other lines that lie there are for.
+    `place`: where the envelopes lie, when not beside the queue. Raises Refused when there are fewer than the
+    header demands, naming each envelope that does not count and what the approvals of other lines there are for.
     """
     trust = trust_of(queue.trust, str(queue.path))
     if trust is None:
         return ()
-    found = approvals(queue, slot)
+    found = approvals(queue, slot, place)
     approved = {key for one in found for key in one.reviewers}
     if len(approved) < trust.threshold:
-        reasons = [f"{one.path.name} does not count: {one.why}" for one in found if one.why] + _others(queue, slot)
+        reasons = [f"{one.path.name} does not count: {one.why}" for one in found if one.why]
+        reasons += _others(queue, slot, place or folder(queue.path))
         raise Refused(
             f"{queue.path} demands an approval of each slot by {trust.threshold} of its {len(trust.reviewers)} "
             f"reviewer(s); slot {slot.number} (line {slot.digest}) has {len(approved)}; "
@@ -249,10 +250,9 @@ def _about(statement: Mapping[str, Any]) -> str:
     )
 
 
-def _others(queue: Queue, slot: Slot) -> list[str]:
+def _others(queue: Queue, slot: Slot, place: Path) -> list[str]:
     """What the approvals of lines that are neither this one nor in the queue say that they are for."""
     known = {slot.digest, *(one.digest for one in queue.slots)}
-    place = folder(queue.path)
     waiting = [place / name for name in _names(place) if PREFIX + name.split(".")[0] not in known]
     return list(_claims(waiting[:_SHOWN]))
 
