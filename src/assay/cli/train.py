@@ -16,6 +16,9 @@ from assay.cli.options import JsonOption, RecipeArgument, RunArgument
 if TYPE_CHECKING:
     from assay.launch.preflight import Check
 
+RanksOption = Annotated[
+    int, typer.Option("--ranks", metavar="N", min=1, help="Processes on this machine, one a GPU; N divides batch.lanes")
+]
 ReasonOption = Annotated[str | None, typer.Option(metavar="TEXT", help="Why, for the ledger")]
 
 
@@ -29,7 +32,11 @@ def train(
     until: Annotated[
         str | None, typer.Option(metavar="STEP", help="Stop, saved, at this step, or at the end of a slot: slot-end")
     ] = None,
+    ranks: RanksOption = 1,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long a stop may take after a signal")] = 25.0,
+    hang_after: Annotated[
+        float, typer.Option(metavar="SECONDS", help="The least time without an update that is called a hang")
+    ] = 600.0,
 ) -> None:
     """Train, after pre-flight
 
@@ -62,15 +69,20 @@ def train(
         permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
         return
-    checks = preflight(loaded, _folder(recipe), folder)
+    checks = preflight(loaded, _folder(recipe), folder, ranks)
     if refused := refusals(checks):
         _refuse(refused)
     if not folder.exists():
         create(run, recipe, loaded)
-    folder.open_ledger().append("preflight", receipt(checks))
+    ledger = folder.open_ledger()
+    ledger.append("preflight", receipt(checks))
+    for body in [body for check in checks for body in check.receipts]:
+        ledger.append("slot.checked", body)
     print("PRE-FLIGHT OK", file=sys.stderr)
     command = ["assay", *sys.argv[1:]]
-    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command))
+    # Compilation may take six times as long as the longest update, as the contract has it.
+    hang = (hang_after, 6 * hang_after)
+    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, hang))
     raise SystemExit(code)
 
 
@@ -79,6 +91,7 @@ def preflight_command(
     run: Annotated[Path, typer.Option("--run", metavar="DIR", help="The run folder that the launch would use")] = Path(
         "runs/new"
     ),
+    ranks: RanksOption = 1,
     json: JsonOption = False,
 ) -> None:
     """Make all checks of a launch
@@ -90,7 +103,7 @@ def preflight_command(
     from assay.recipe import load as recipes
     from assay.run.folder import RunFolder
 
-    checks = preflight(recipes.load(recipe), _folder(recipe), RunFolder(run))
+    checks = preflight(recipes.load(recipe), _folder(recipe), RunFolder(run), ranks)
     refused = refusals(checks)
     if json:
         as_json({"ok": not refused, "checks": as_facts(checks)})

@@ -17,9 +17,13 @@ from numpy.typing import NDArray
 from assay.data.shard import DOCUMENTS, TOKENS, Shard, little
 from assay.errors import DataError
 
-PIECE = 1 << 20  # ids that are held in memory at a time, where no single document is longer
+PIECE = 1 << 18  # ids held at a time, where no document is longer; their 64-bit hashes fit into the cache
 
 Digests = NDArray[np.uint64]
+
+# The digest of a document without any id: nothing that could be repeated.
+_NOTHING = hashlib.sha256(b"").digest()[:16]
+NOTHING = (int.from_bytes(_NOTHING[:8], "big"), int.from_bytes(_NOTHING[8:], "big"))
 
 
 @dataclass(frozen=True)
@@ -69,16 +73,20 @@ def document_digests(shard: Shard, start: int = 0, stop: int | None = None, *, t
 def digest_pieces(shard: Shard, found: Bounds, size: int = PIECE) -> Iterator[tuple[int, Digests]]:
     """The same piece by piece: (number of the first document of the piece, digests [k, 2]), in order."""
     for low, high, ids in pieces(shard, found, size):
-        data = memoryview(ids.astype("<u4").tobytes())
-        base = int(found.starts[low])
-        begins = ((found.starts[low:high] - base) * 4).tolist()
-        lengths = found.stops[low:high] - base
-        ended = ids[lengths - 1] == shard.end_of_text
-        digests = b"".join(
-            hashlib.sha256(data[begin:end]).digest()[:16]
-            for begin, end in zip(begins, ((lengths - ended) * 4).tolist(), strict=True)
-        )
-        yield found.first + low, np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+        yield found.first + low, digests_of(ids, found.starts[low:high], found.stops[low:high], shard.end_of_text)
+
+
+def digests_of(ids: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64], end_of_text: int) -> Digests:
+    """Digests [k, 2] of documents that follow one another in `ids`; their places count from the shard's begin."""
+    data = memoryview(ids.astype("<u4").tobytes())
+    lengths = stops - starts[0]
+    texts = (lengths - (ids[lengths - 1] == end_of_text)) * 4
+    begins = (starts - starts[0]) * 4
+    digests = b"".join(
+        hashlib.sha256(data[begin:end]).digest()[:16]
+        for begin, end in zip(begins.tolist(), texts.tolist(), strict=True)
+    )
+    return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def pieces(shard: Shard, found: Bounds, size: int = PIECE) -> Iterator[tuple[int, int, NDArray[Any]]]:

@@ -138,6 +138,13 @@ class Exposure:
             ends.setdefault(label.shard, []).extend(items)
         return {name: union(items) for name, items in ends.items()}
 
+    def by_shard(self) -> dict[str, Intervals]:
+        """The targets that were trained on, by shard digest, each once."""
+        ends: dict[str, list[Intervals]] = {}
+        for label, items in self._seen.items():
+            ends.setdefault(label.shard, []).extend(items)
+        return {name: union(items) for name, items in ends.items()}
+
     def range(self, queue: Queue, slot: int, start: int, stop: int) -> Counts:
         """Counts of the tokens [start, stop) of a slot's stream, wherever in `consumed` they were targets."""
         if not 0 <= slot < len(queue.slots):

@@ -16,7 +16,7 @@ from typing import Any
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import read_manifest
 from assay.checkpoint.permission import permit
-from assay.data import approval
+from assay.data import approval, checking
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.order import windows_available
@@ -25,27 +25,37 @@ from assay.data.shard import Shard, open_shard, verify_shard
 from assay.errors import AssayError, DataError, Refused
 from assay.files.digest import digest_file
 from assay.plan.cadence import checkpoint_steps, disk
+from assay.plan.figures import rank_refusal
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.run.owner import is_owned
 from assay.run.provenance import code_identity
+from assay.run.slots import SlotChecks, checked, past_checks
+
+# Tokens of slots behind the first that are checked before the start, under a minute's work; the rest is checked
+# while training runs, each slot before it is entered.
+CHECKED_AT_START = 1 << 30
 
 PASSED, REFUSED, NOT_PINNED, NOT_APPLICABLE = "passed", "refused", "not pinned", "not applicable"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check's name, its result, what was seen, and the exit code that a refusal ends with."""
+    """One check's name, its result, what was seen, and the exit code that a refusal ends with.
+
+    `receipts` are the bodies of receipts `slot.checked` that the caller writes, so that a start does not repeat them.
+    """
 
     name: str
     result: str
     detail: str
     code: int = Refused.code
+    receipts: tuple[dict[str, Any], ...] = ()
 
 
-def preflight(recipe: Recipe, folder: Path, run: RunFolder) -> list[Check]:
-    """All checks of a launch of `recipe`, whose relative paths start from `folder`, into `run`."""
+def preflight(recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1) -> list[Check]:
+    """All checks of a launch of `recipe`, whose relative paths start from `folder`, into `run` on so many ranks."""
     checks: list[Check] = []
 
     def check(name: str, act: Callable[[], str | Check]) -> bool:
@@ -61,11 +71,15 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder) -> list[Check]:
     batches: list[Batches] = []
     validation: list[Shard] = []
     check("this version", lambda: _supported(recipe))
+    check("ranks", lambda: _ranks(recipe, ranks))
     check("run folder", lambda: _run_folder(recipe, run))
     if check("queue", lambda: _queue(recipe, folder, queue)):
         check("data", lambda: _data(recipe, folder, queue[0], batches))
-    if check("validation", lambda: _validation(recipe, folder, validation)):
-        check("validation is not training data", lambda: _apart(queue, validation))
+    apart = check("validation", lambda: _validation(recipe, folder, validation)) and check(
+        "validation is not training data", lambda: _apart(queue, validation)
+    )
+    if apart and batches:
+        check("slots", lambda: _slots(recipe, folder, run, batches[0]))
     check("start", lambda: _start(recipe, folder))
     for name, act in _pins(recipe, folder, queue, validation).items():
         check(f"pin {name}", act)
@@ -100,6 +114,13 @@ def _supported(recipe: Recipe) -> str:
         if wish:
             raise Refused(f"{key} asks for what this version of Assay does not do yet ({wish} to train without it)")
     return "everything that the recipe asks for is done"
+
+
+def _ranks(recipe: Recipe, ranks: int) -> str:
+    if ranks not in recipe.rank_counts:
+        raise Refused(rank_refusal(recipe, ranks))
+    bits = "the same bits on each number of them" if recipe.reduction == "canonical" else "bits are not promised"
+    return f"{ranks} of those that may run it ({', '.join(map(str, recipe.rank_counts))}); {bits}"
 
 
 def _run_folder(recipe: Recipe, run: RunFolder) -> str:
@@ -163,11 +184,45 @@ def _validation(recipe: Recipe, folder: Path, found: list[Shard]) -> str | Check
 def _apart(queue: list[Queue], validation: list[Shard]) -> str | Check:
     if not queue or not validation:
         return Check("validation is not training data", NOT_APPLICABLE, "no queue or no validation shard to compare")
-    shard = validation[0]
     for slot in queue[0].slots:
-        if any(part.shard == shard.sha256 for part in slot.parts):
-            raise Refused(f"{shard.path} is also in slot {slot.number} of {queue[0].path}; hold out other data")
+        checking.refuse_validation_shard(queue[0], slot, validation[0], f"slot {slot.number} of {queue[0].path}")
     return "no slot reads the validation shard"
+
+
+def _slots(recipe: Recipe, folder: Path, run: RunFolder, batches: Batches) -> Check:
+    """The slots that are entered first, read whole: bytes, fresh data, no validation document, exact or near."""
+    queue, shards = batches.queue, batches.shards
+    told = history(run.ledger) if run.exists() else None
+    saved = [item.step for item in told.line if item.kind == "full"] if told else []
+    step = saved[-1] if saved else recipe.start.first_update
+    checks = SlotChecks(recipe, folder)
+    past = past_checks(run)
+    receipts, numbers, unknown, later, read = [], [], set(), 0, 0
+    for slot in queue.slots:
+        if slot.end_update <= step:
+            continue
+        against = checks.against(queue, slot, shards)
+        basis = against.basis(queue, slot)
+        unknown |= set(basis["not_compared"])
+        if checked(past, basis):
+            numbers.append(slot.number)
+            continue
+        read += checking.reads(queue, slot, shards, against)
+        if numbers and read > CHECKED_AT_START:
+            later += 1
+            continue
+        checking.verify_bytes(slot, shards)
+        receipts.append(checks.check(queue, slot, shards, against))
+        numbers.append(slot.number)
+    words = [
+        "no validation document, exact or near" if checks.validation else "no validation shard to compare with",
+        *(["fresh"] if queue.freshness == "strict" else []),
+        *(f"not compared: {one}" for one in sorted(unknown)),
+        *([f"{later} later slot(s) are checked before they are entered"] if later else []),
+    ]
+    return Check(
+        "slots", PASSED, f"{len(numbers)} checked ({len(receipts)} now): {'; '.join(words)}", 0, tuple(receipts)
+    )
 
 
 def _start(recipe: Recipe, folder: Path) -> str:

@@ -6,13 +6,16 @@ whose run folder is not at hand is named as unaccounted, never guessed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.data.exposure import Consumed
-from assay.data.queue import load
+from assay.data.freshness import Taken, consumed_before
+from assay.data.queue import Queue, Slot, load, locate
 from assay.errors import InputError
 from assay.files.reading import read_object
+from assay.recipe.schema import Recipe
 from assay.run import metrics
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import history
@@ -28,6 +31,7 @@ class Consumption:
     consumed: Consumed
     recomputed: int
     roots: tuple[Path, ...]  # where its shards are looked for
+    continued: bool = False  # the run whose ancestor it is goes on in its order, through continue-from alone
 
 
 def consumption(run: RunFolder, until: int | None = None) -> Consumption:
@@ -65,26 +69,56 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
 
 def ancestry(run: RunFolder) -> tuple[list[Consumption], list[str]]:
     """The runs whose weights this one began from, nearest first, and the starts that lead to no run at hand."""
+    return ancestry_of(run.recipe(), run.recipe_folder(), run.run_id())
+
+
+def ancestry_of(recipe: Recipe, folder: Path, run_id: str | None = None) -> tuple[list[Consumption], list[str]]:
+    """The same for a recipe whose relative paths start from `folder`; there need be no run of it yet."""
     ancestors: list[Consumption] = []
-    seen = {run.run_id()}
+    seen = {run_id}
+    continued = True
     while True:
-        start = run.recipe().start
+        start = recipe.start
         source = start.continue_from or start.init_from
         if source is None:
             return ancestors, []
-        place = run.recipe_folder() / source.path
+        continued = continued and start.continue_from is not None
+        place = folder / source.path
         parent = RunFolder(place)
         if not parent.ledger.is_file():
             parent = RunFolder(place.parent.parent)  # `place` is a checkpoint folder inside its run
         if not parent.ledger.is_file() or not parent.recipe_json.is_file():
             return ancestors, [source.path]
         step = start.continue_from.step if start.continue_from is not None else _step(place)
-        found = consumption(parent, step)
+        found = replace(consumption(parent, step), continued=continued)
         if found.run_id in seen:
             raise InputError(f"{parent.path} is its own ancestor; start.{start.kind} of some run in the line is wrong")
         seen.add(found.run_id)
         ancestors.append(found)
-        run = parent
+        recipe, folder = parent.recipe(), parent.recipe_folder()
+
+
+def taken_before(runs: Sequence[Consumption], queue: Queue, slot: Slot) -> list[Taken]:
+    """What the runs consumed, for holding `slot` of `queue` against it.
+
+    Left out is what both queues begin with: the slot is held against the earlier slots of its own queue
+    anyway. A run that is continued, order and all, does not repeat the slot that it goes on in.
+    """
+    result = []
+    for run in runs:
+        theirs = run.consumed.queue.slots
+        shared = 0
+        while shared < min(slot.number, len(theirs)) and theirs[shared].digest == queue.slots[shared].digest:
+            shared += 1
+        if run.continued and shared == slot.number < len(theirs) and theirs[shared].digest == slot.digest:
+            shared += 1
+        first = max(run.consumed.first, theirs[shared - 1].end_update if shared else 0)
+        if first < run.consumed.last:
+            stretch = replace(run.consumed, first=first)
+            facts = {"run_id": run.run_id, "first": first, "last": stretch.last}
+            name = f"run {run.name} ({run.run_id[:8]}, updates {first:,}:{stretch.last:,})"
+            result.append(consumed_before(name, facts, stretch, locate(stretch.queue, run.roots)))
+    return result
 
 
 def _step(checkpoint: Path) -> int:
