@@ -1,4 +1,4 @@
-"""What forbids training a run at all: closed, held, another recipe, or a ledger that lost lines.
+"""What forbids training a run at all: closed, held, another recipe or code, or a ledger that lost lines.
 
 Asked by pre-flight before anything is written, and by the rank once it owns the run, since a hold may
 have come in between. It does not ask who owns the run.
@@ -10,8 +10,10 @@ from assay.checkpoint.manifest import lost_lines
 from assay.errors import Refused
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
+from assay.run.amendments import code_fault, permitted_digests
 from assay.run.folder import RunFolder
 from assay.run.history import History
+from assay.run.provenance import code_identity
 
 
 def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
@@ -24,11 +26,14 @@ def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
             f"lift the hold with: assay release {run.path}"
         )
     stated, given = told.created.body["recipe"], recipes.digest(recipe)
-    if stated != given:
+    if stated != given and given not in permitted_digests(run.recipe(), told):
         raise Refused(
             f"the recipe has digest {given}, but {run.path} was created with {stated}; a learning choice changed: "
-            "use the run's own recipe, or a new run folder"
+            "use the run's own recipe, install the change as an amendment (assay amend), or take a new run folder"
         )
+    fault = code_fault(run.recipe(), told, lambda: str(code_identity()["sha256"]))
+    if fault is not None:
+        raise Refused(fault)
     lost = lost_lines(run.path, told.run_id)
     if lost is not None:
         raise Refused(f"{lost}; restore the ledger from a copy before going on")

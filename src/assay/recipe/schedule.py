@@ -134,7 +134,8 @@ def amendment_fault(
     """Why the change from `old` to `new` may not be adopted at `step`; None when it may.
 
     Only `updates` and the decay may change; not past a decay start; the decay moves earlier only by consent;
-    the updates on both sides of the step have the rates that the old schedule gives them.
+    the rate is the same, to the last bit, on both sides of the step. A run with `intent: no-decay` that stands,
+    stopped, at its decay start has done no update of the decay, so it may still move it or give up stopping there.
     """
     fixed = ("kind", "warmup", "min_lr", "rewarm", "intent")
     changed = [key for key in fixed if getattr(old, key) != getattr(new, key)]
@@ -142,14 +143,15 @@ def amendment_fault(
         return f"schedule.{changed[0]} cannot be amended; only updates and the decay can"
     if step >= new.updates:
         return f"schedule.updates {new.updates} is not above the step {step} of the run"
-    limit = amendable_before(old, new)
-    if limit is not None and step >= limit:
-        return f"it may be adopted only at a step before {limit}, and the run is at step {step}"
     before, after = old.decay_at, new.decay_at
+    stopped = old.intent is not None and step == before and (after is None or after >= step)
+    limit = amendable_before(old, new)
+    if limit is not None and step >= limit and not stopped:
+        return f"it may be adopted only at a step before {limit}, and the run is at step {step}"
     if after is not None and (before is None or after < before) and not allow_earlier_decay:
         was = "there was none" if before is None else f"it was {before}"
         return f"the decay would start earlier, at update {after} ({was}); --allow-earlier-decay consents to it"
-    for update in (step - 1, step):
+    for update in (step - 1,) if stopped else (step - 1, step):
         if first_update <= update < min(old.updates, new.updates):
             rate_before = factor(old, ratio, update, first_update)
             rate_after = factor(new, ratio, update, first_update)

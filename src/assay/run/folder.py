@@ -73,6 +73,11 @@ class RunFolder:
         return self.path / "evaluations"
 
     @property
+    def amendments(self) -> Path:
+        """Proposed amendments, their curves and signatures, as files; the receipts hold the same."""
+        return self.path / "amendments"
+
+    @property
     def salt(self) -> Path:
         """Private salt of the host and device digests; never leaves the folder."""
         return self.path / "salt"

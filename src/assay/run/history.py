@@ -16,6 +16,7 @@ from assay.ledger.ledger import Receipt, read
 
 OPENING = ("start", "recovery")
 CLOSING = ("interrupted", "end", "failed")
+ADOPTED = "amendment.adopted"
 
 # What the receipts must say for a history to be told from them.
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -29,13 +30,24 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "checkpoint.removed": {"manifest_sha256": str},
     "metrics.sealed": {"start": int, "stop": int, "sha256": str},
     "hold": {"cause": str},
+    "amendment.proposed": {"amendment": str, "sha256": str, "proposal": dict},
+    "amendment.approved": {"amendment": str, "sha256": str, "envelope": dict},
+    "amendment.installed": {"amendment": str, "sha256": str},
+    "amendment.adopted": {
+        "amendment": str, "sha256": str, "step": int, "segment": int, "checkpoint": str, "changes": dict,
+    },
+    "amendment.refused": {"amendment": (str, type(None)), "reason": str},
 }  # fmt: skip
 
 
 @dataclass
 class Segment:
-    """The stretch between a start or recovery and the next interruption; steps are [first, last)."""
+    """The stretch between a start or recovery and the next interruption; steps are [first, last).
 
+    `adopted` are the adoptions in force in it, those of its own line of training before it and its own, in order.
+    """
+
+    seq: int
     number: int
     mode: str
     first: int
@@ -46,6 +58,7 @@ class Segment:
     closed: str | None = None
     outcome: str | None = None
     cause: str | None = None
+    adopted: list[Receipt] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class History:
     sealed: list[Receipt] = field(default_factory=list)
     evaluations: list[Receipt] = field(default_factory=list)
     alarms: list[Receipt] = field(default_factory=list)
+    amendments: list[Receipt] = field(default_factory=list)
     slots: list[Receipt] = field(default_factory=list)
     tip: str | None = None  # manifest digest of the checkpoint that training last saved or came back from
     before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
@@ -99,12 +113,25 @@ class History:
         A recovery leaves behind what was saved after the checkpoint that it took: damaged, or given up with
         `--from-step`. Those folders stay, but nothing resumes from them unasked and retention does not count them.
         """
+        line = self.up_to(self.tip)
+        return [item for item in self.standing if item.manifest_sha256 in line]
+
+    def up_to(self, manifest_sha256: str | None) -> set[str]:
+        """Manifest digests of that checkpoint and of all before it on its line of training, removed ones included."""
         line: set[str] = set()
-        at = self.tip
+        at = manifest_sha256
         while at is not None and at not in line:
             line.add(at)
             at = self.before.get(at)
-        return [item for item in self.standing if item.manifest_sha256 in line]
+        return line
+
+    def adopted_by(self, manifest_sha256: str | None) -> list[Receipt]:
+        """Adoptions that are in force where training goes on from that checkpoint, in order.
+
+        An adoption belongs to the checkpoint at which it was made: what an abandoned branch adopted does not count.
+        """
+        line = self.up_to(manifest_sha256)
+        return [one for one in self.amendments if one.kind == ADOPTED and one.body["checkpoint"] in line]
 
     @property
     def ended(self) -> bool:
@@ -143,8 +170,10 @@ def _take(result: History, receipt: Receipt) -> None:
     result.kinds[receipt.kind] = result.kinds.get(receipt.kind, 0) + 1
     current = result.segments[-1] if result.segments else None
     if receipt.kind in OPENING:
-        result.segments.append(Segment(body["segment"], body["mode"], body["step"], receipt.time, body))
         result.tip = body["evidence"].get("manifest_sha256") if receipt.kind == "recovery" else None
+        opened = Segment(receipt.seq, body["segment"], body["mode"], body["step"], receipt.time, body)
+        opened.adopted = result.adopted_by(result.tip)
+        result.segments.append(opened)
     elif receipt.kind in CLOSING and current is not None and not body.get("before_start"):
         current.last, current.closed, current.outcome = body.get("step"), receipt.time, receipt.kind
         current.cause, current.closing = body.get("cause"), body
@@ -171,6 +200,10 @@ def _take(result: History, receipt: Receipt) -> None:
         result.evaluations.append(receipt)
     elif receipt.kind == "alarm":
         result.alarms.append(receipt)
+    elif receipt.kind.startswith("amendment."):
+        result.amendments.append(receipt)
+        if receipt.kind == ADOPTED and current is not None:
+            current.adopted.append(receipt)
     elif receipt.kind == "slot.entered":
         result.slots.append(receipt)
     elif receipt.kind == "hold":

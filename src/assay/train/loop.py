@@ -30,13 +30,13 @@ from assay.files.digest import digest_file
 from assay.ledger.ledger import Ledger, now
 from assay.plan.cadence import checkpoint_steps
 from assay.recipe import load as recipes
-from assay.recipe.schedule import decay_start, phase, rates
+from assay.recipe.schedule import phase, rates
 from assay.recipe.schema import Recipe
 from assay.run import metrics as lines
 from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.run.metrics import MetricsWriter
-from assay.train import numerics
+from assay.train import amending, numerics
 from assay.train.batch import documents_of, to_device
 from assay.train.loss import window_loss
 from assay.train.optimizers import gradient_norm, scale_gradients, set_rates, state_tensors
@@ -96,27 +96,25 @@ def train(trainer: Trainer, until: int | None) -> str:
     Raises Interrupted (75) after a save, DataError (4) after a save when the data ends, NumbersError
     (5) with the optimizer unchanged.
     """
+    amending.adopt(trainer, opening=True)
     recipe, started, device, batch = trainer.recipe, trainer.started, trainer.device, trainer.recipe.batch
     model, optimizers, position = started.model, started.optimizers, started.position
     parameters = dict(model.named_parameters())
     lanes = LaneSums(list(parameters.values()), batch.lanes)
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
-    due = _due(trainer)
-    last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
-    boundary = decay_start(recipe.schedule) if recipe.schedule.intent == "no-decay" else None
+    due, last, boundary = _terms(trainer, until)
     slot, first = -1, position.step
-    trainer.progress.start(position.step, last)
 
     while position.step < last:
         began = time.perf_counter()
         update = position.step
         if update == boundary:
             _save_full(trainer, saved_steps)
-            raise Refused(
-                f"stopped at step {update}, saved: the decay begins here, and schedule.intent is no-decay; "
-                "this version has no way to allow it: continue from this checkpoint in a run of its own"
-            )
+            if not amending.adopt(trainer):
+                raise amending.no_decay_stop(trainer)
+            recipe, (due, last, boundary) = trainer.recipe, _terms(trainer, until)
+            continue
 
         # A new slot: its bytes are the approved ones, or nothing is trained on them.
         if trainer.batches.updates <= update:
@@ -193,6 +191,8 @@ def train(trainer: Trainer, until: int | None) -> str:
         trainer.spent.total += time.perf_counter() - began
         if step in due["full"] or step == last:
             _save_full(trainer, saved_steps)
+            if amending.adopt(trainer):
+                recipe, (due, last, boundary) = trainer.recipe, _terms(trainer, until)
         if step in due["weights"]:
             _save(trainer, "weights")
         if cause is not None and step < last:
@@ -209,6 +209,14 @@ def wait_for(values: torch.Tensor) -> list[float]:
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     assert parameter.grad is not None, "every parameter takes part in every update"
     return parameter.grad
+
+
+def _terms(trainer: Trainer, until: int | None) -> tuple[dict[str, set[int]], int, int | None]:
+    """What the recipe in force sets: the steps due, the step to end at, and where a run without decay stops."""
+    recipe = trainer.recipe
+    last = recipe.schedule.updates if until is None else min(until, recipe.schedule.updates)
+    trainer.progress.start(trainer.started.position.step, last)
+    return _due(trainer), last, amending.boundary(recipe)
 
 
 def _due(trainer: Trainer) -> dict[str, set[int]]:

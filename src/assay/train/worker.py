@@ -33,7 +33,7 @@ from assay.run.metrics import MetricsWriter
 from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
 from assay.run.status import reported
-from assay.train import numerics
+from assay.train import amending, numerics
 from assay.train.loop import Trainer, open_validation, superseded, train, wait_for
 from assay.train.loss import window_loss
 from assay.train.progress import Progress
@@ -82,6 +82,7 @@ def _owned(run: RunFolder, job: argparse.Namespace) -> int:
     ledger = run.open_ledger()  # before it is read: a hold that comes in between is seen by the watch
     told = history(run.ledger)
     permit(run, recipe, told)
+    recipe = amending.own_recipe(run, recipe)
     for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
         _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
     sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
