@@ -27,7 +27,8 @@ LEDGER, RECIPE, START = "ledger", "recipe", "start"
 # Every kind that this version writes or knows from the contract; others are chained and shown as unknown.
 # fmt: off
 KNOWN = frozenset({
-    "run.created", "preflight", "control", "start", "recovery", "batches.checked", "slot.entered", "metrics.sealed",
+    "run.created", "preflight", "control", "start", "recovery", "batches.checked", "slot.checked", "slot.entered",
+    "metrics.sealed",
     "checkpoint.saved", "checkpoint.mirrored", "checkpoint.removed", "checkpoint.fetched", "evaluation",
     "amendment.proposed", "amendment.approved", "amendment.installed", "amendment.adopted", "amendment.refused",
     "recovered", "orphaned", "lease", "straggler", "update.skipped", "allocation", "funds", "price", "spend",
