@@ -57,3 +57,6 @@ class Interrupted(AssayError):
     def __init__(self, message: str, cause: str) -> None:
         super().__init__(message)
         self.cause = cause
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, str]]:
+        return Interrupted, (str(self), self.cause)  # so that it arrives whole from another process

@@ -86,7 +86,7 @@ def test_a_changed_list_makes_an_unfinished_build_clean_again(tmp_path: Path) ->
     class Stopped(Exception):
         pass
 
-    def stop(stage: str, done: int, total: int | None) -> None:
+    def stop(stage: str, done: int, total: int | None, unit: str) -> None:
         if stage == "exact duplicates":
             raise Stopped
 

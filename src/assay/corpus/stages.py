@@ -179,7 +179,9 @@ def firsts(digests: NDArray[np.uint64]) -> NDArray[np.int64]:
     return result
 
 
-def exact_duplicates(corpus: Corpus, pieces: list[Piece], standing: Standing, stage: Stage) -> None:
+def exact_duplicates(
+    corpus: Corpus, pieces: list[Piece], standing: Standing, stage: Stage, told: Callable[[int], None] = lambda _: None
+) -> None:
     """Let every document go whose id or text an earlier one of the corpus has; 32 bytes a document are held."""
     if all(stage.receipt(piece.number) is not None for piece in pieces):
         return
@@ -189,6 +191,7 @@ def exact_duplicates(corpus: Corpus, pieces: list[Piece], standing: Standing, st
         counts.append(table.num_rows)
         names.append(_digests(table["id_digest"]))
         texts.append(_digests(table["text_digest"]))
+        told(sum(counts) // 2)  # the other half is writing
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     first_name = firsts(np.concatenate(names))
     own = np.arange(len(first_name))
@@ -224,6 +227,7 @@ def exact_duplicates(corpus: Corpus, pieces: list[Piece], standing: Standing, st
             return {"rejected": refused.count}
 
         stage.make(piece.number, write)
+        told((int(starts[-1]) + end) // 2)
 
 
 def _digests(values: Any) -> NDArray[np.uint64]:
@@ -286,7 +290,10 @@ def sign(task: Sign) -> dict[str, Any]:
     return task.stage.make(task.piece.number, write)
 
 
-def near_duplicates(corpus: Corpus, folder: Path, pieces: list[Piece], signed: Stage, stage: Stage) -> None:
+def near_duplicates(
+    corpus: Corpus, folder: Path, pieces: list[Piece], signed: Stage, stage: Stage,
+    told: Callable[[int], None] = lambda _: None,
+) -> None:  # fmt: skip
     """Let every document go that is like an earlier one; the index stays in the stage's folder, for later corpora."""
     if (stage.folder / NEAR).is_dir() and all(stage.receipt(piece.number) is not None for piece in pieces):
         return
@@ -300,11 +307,15 @@ def near_duplicates(corpus: Corpus, folder: Path, pieces: list[Piece], signed: S
                 f"duplicates.near.against: {near.against} was made with {index.parameters}, but this description asks "
                 f"for {asked}; give the same parameters"
             )
+    seen = 0
     for piece in pieces:
         source = corpus.sources[piece.source].name
         leaving = []
         with signed.opened(piece.number, SIGNATURES).open("rb") as file:
             for row in work.rows(signed.opened(piece.number, SIGNED)):
+                if seen % 1024 == 0:
+                    told(seen)
+                seen += 1
                 if not row.pop("worded"):
                     continue
                 signature = np.frombuffer(file.read(4 * asked.permutations), dtype="<u4").astype(np.uint32)

@@ -15,12 +15,20 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from assay.errors import MachineError
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Helpers(Protocol):
+    """Whoever does the tasks of a build: processes of this machine here, a cluster in `on_ray`."""
+
+    def each(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+        """See `Workers.each`."""
+        ...
 
 
 def _alone() -> None:

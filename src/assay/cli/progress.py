@@ -1,0 +1,110 @@
+"""How far a long command is, on standard error: a bar with percent and remaining time, or plain lines off a terminal.
+
+What is done within two seconds shows nothing. A stage whose end is not known shows that it lives, and no percent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from assay.cli.show import note
+
+Tell = Callable[[str, int, int | None, str], None]  # stage, done, in all when known, of what
+SHOW_AFTER = 2.0  # seconds: what is done before that needs no progress display
+LONGEST_SILENCE = 60.0  # seconds between plain lines; two at first
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Tell]:
+    """Gives the function to tell with; the display goes when the block ends, the times of long stages stay."""
+    with _bars() if sys.stderr.isatty() else _lines() as tell:
+        yield tell
+
+
+def amount(done: int, total: int | None, unit: str) -> str:
+    """What is done, in words: `12,345 of 20,000 documents`, `1.5 of 3.0 MB`; nothing when nothing was counted."""
+    if unit == "bytes":
+        return f"{done / 1e6:,.1f}{'' if total is None else f' of {total / 1e6:,.1f}'} MB"
+    if total is None:
+        return f"{done:,} {unit}" if done else ""
+    return f"{done:,} of {total:,} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds: `1:02:03`, `0:07`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextlib.contextmanager
+def _lines() -> Iterator[Tell]:
+    """A plain line now and then."""
+    begin = last = began = time.monotonic()
+    current = ""
+
+    def tell(stage: str, done: int, total: int | None, unit: str) -> None:
+        nonlocal last, began, current
+        now = time.monotonic()
+        if stage != current:
+            current, began = stage, now
+        if now - begin < SHOW_AFTER or now - last < min(LONGEST_SILENCE, max(SHOW_AFTER, (now - begin) / 20)):
+            return
+        last = now
+        share = "" if not total else f" {100 * done // total} %"
+        left = f", about {clock((now - began) * (total - done) / done)} left" if total and 0 < done < total else ""
+        counted = amount(done, total, unit)
+        note(f"{stage}:{share}{f' ({counted})' if share else f' {counted}' if counted else ' …'}{left}")
+
+    yield tell
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Tell]:
+    """One bar for the stage that runs; a stage that took long leaves a line with its time."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    display = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[share]}"),
+        TextColumn("{task.fields[counted]}"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )
+    task = display.add_task("start", total=None, share="", counted="", left="")
+    timer = threading.Timer(SHOW_AFTER, display.start)
+    timer.daemon = True
+    current, counted, began = "start", "", time.monotonic()
+
+    def finish() -> None:
+        took = time.monotonic() - began
+        if took > SHOW_AFTER and current != "start":
+            display.console.print("  ".join(part for part in (current, counted, clock(took)) if part), style="dim")
+
+    def tell(stage: str, done: int, total: int | None, unit: str) -> None:
+        nonlocal current, counted, began
+        if stage != current:
+            finish()
+            current, began = stage, time.monotonic()
+            display.reset(task, total=total, description=stage)
+        counted = amount(done, total, unit)
+        share = f"{100 * done // total:3} %" if total else ""
+        display.update(task, total=total, completed=done, share=share, counted=counted, left="left" if total else "")
+
+    timer.start()
+    try:
+        yield tell
+        finish()
+    finally:
+        timer.cancel()
+        timer.join()
+        display.stop()
