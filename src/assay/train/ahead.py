@@ -1,4 +1,4 @@
-"""The next slot, verified and checked while this one is trained on, by a process of its own at the lowest priority.
+"""The next slot, verified and checked while this one is trained on, by a process of its own at a low priority.
 
 The trainer starts it, never waits for it before the slot's end, and takes its result when the slot is entered;
 whatever it could not do is done then. It needs no torch and writes nothing: receipts are the trainer's.
@@ -75,6 +75,7 @@ class Ahead:
         if self._holds(slot, shards):
             assert self._found is not None
             self._write(self._found["checked"])
+            self._found = None  # it stands for this entry alone
             return done
         self.close()
         checking.verify_bytes(slot, shards)
@@ -217,7 +218,7 @@ def main() -> None:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     job = parser.parse_args()
-    os.nice(19)
+    os.nice(10)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != job.parent:
