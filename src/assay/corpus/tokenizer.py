@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.corpus.encoding import Stretches, cuttable
 from assay.errors import InputError
 from assay.files.digest import digest
 from assay.files.reading import read_bytes
@@ -34,6 +35,7 @@ class Tokenizer:
     digest: str
     vocabulary: int
     end_of_text: int
+    stretches: Stretches | None  # None: it is used as it is
 
 
 def train(texts: Iterable[str], vocabulary: int, end_of_text: str) -> bytes:
@@ -79,7 +81,8 @@ def from_bytes(data: bytes, end_of_text: str, where: str) -> Tokenizer:
     inner.no_padding()
     inner.encode_special_tokens = True  # text that spells a special token stays text
     largest = max(inner.get_vocab(with_added_tokens=True).values())
-    return Tokenizer(inner, data, digest(data), largest + 1, int(identity))
+    end = int(identity)
+    return Tokenizer(inner, data, digest(data), largest + 1, end, Stretches(inner, end) if cuttable(inner) else None)
 
 
 def load(path: Path, end_of_text: str) -> Tokenizer:
@@ -106,8 +109,14 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[NDArray[np.
 
 def round_trip(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[NDArray[np.uint32], Lossy | None]]:
     """As `encode`, with what is lost where decoding does not give the text back."""
-    encodings = tokenizer.inner.encode_batch_fast(list(texts), add_special_tokens=False)
-    ids = [encoding.ids for encoding in encodings]
+    found = tokenizer.stretches.encode(texts) if tokenizer.stretches is not None else [None] * len(texts)
+    rest = iter(_whole(tokenizer, [text for text, ids in zip(texts, found, strict=True) if ids is None]))
+    return [(ids, None) if ids is not None else next(rest) for ids in found]
+
+
+def _whole(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[NDArray[np.uint32], Lossy | None]]:
+    """`round_trip` of texts as they are."""
+    ids = [encoding.ids for encoding in tokenizer.inner.encode_batch_fast(texts, add_special_tokens=False)]
     for each, text in zip(ids, texts, strict=True):
         if tokenizer.end_of_text in each:
             raise InputError(
