@@ -139,8 +139,8 @@ def test_from_a_proposal_to_an_approved_slot(bench: Bench, tmp_path: Path) -> No
     _, line_text, _ = bench.assay("data", "propose", bench.queue, f"{bench.shard.path}:0:3000", *slot)
     bench.line.write_text(line_text)
     assert "has 0; approve that line" in bench.refused()
-    (tmp_path / "overlap.json").write_bytes(b"nothing overlaps")
-    signed = facts(bench.approve("alice", "--overlap", tmp_path / "overlap.json"))
+    (tmp_path / "licences.txt").write_bytes(b"all is well")
+    signed = facts(bench.approve("alice", "--licences", tmp_path / "licences.txt"))
     assert (signed["approvals"], signed["approvals_needed"], signed["keyid"]) == (1, 2, bench.ids["alice"])
     assert "by 2 of its 2 reviewer(s); slot 0" in (said := bench.refused())
     assert "has 1;" in said
@@ -159,7 +159,8 @@ def test_from_a_proposal_to_an_approved_slot(bench: Bench, tmp_path: Path) -> No
         assert predicate["queue"] == predicate["head"] == digest(bench.queue.read_bytes().split(b"\n")[0])
         assert [predicate[key] for key in ("slot", "updates", "epochs", "tokens")] == [0, 5, 1, 3000]
         assert {part["shard"] for part in predicate["parts"]} == {bench.shard.sha256}
-        assert predicate["overlap_report"] == (digest(b"nothing overlaps") if name == "alice" else None)
+        assert predicate["licences_report"] == (digest(b"all is well") if name == "alice" else None)
+        assert predicate["overlap_report"] is predicate["overlap"] is None
         assert [(entry["source"], entry["licence"], entry["tokens"]) for entry in predicate["licences"]] == [
             ("en-docs", "CC-BY", half),
             ("pl-docs", None, 3000 - half),

@@ -168,10 +168,3 @@ def test_an_interval_is_two_numbers_in_order(text: str) -> None:
     assert exposure.parse_interval("0:1_709", "--updates") == (0, 1709)
     with pytest.raises(InputError, match="--updates is"):
         exposure.parse_interval(text, "--updates")
-
-
-def test_a_declared_term_is_a_name_and_positions() -> None:
-    assert exposure.parse_declared("1.07, Polish:3_110_230_927") == ("1.07, Polish", 3_110_230_927)
-    for text in ("", ":5", "a", "a:", "a:-1", "a:1.5"):
-        with pytest.raises(InputError, match="--declared is"):
-            exposure.parse_declared(text)

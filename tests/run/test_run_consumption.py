@@ -12,8 +12,10 @@ import pytest
 
 from assay.cli.main import main
 from assay.data import queue as queues
+from assay.data.exposure import Exposure, already, bound_of, parse_declared
 from assay.data.shard import Source, write_shard
 from assay.errors import InputError
+from assay.files.digest import digest
 from assay.recipe import load as recipes
 from assay.run.consumption import ancestry, consumption
 from assay.run.folder import RunFolder, create
@@ -90,7 +92,9 @@ def test_a_whole_ancestry_is_one_union(
     assert [(a.name, a.consumed.first, a.consumed.last) for a in found] == [("middle", 0, 10), ("oldest", 0, 6)]
     assert unaccounted == ["elsewhere/weights"]
 
-    words = ["assay", "data", "exposure", str(newest.path), "--ancestry", "--declared", "card:1_000", "--json"]
+    (project / "card.md").write_bytes(b"1,000 positions at least")
+    term = f"card:at-least:1_000:{project / 'card.md'}"
+    words = ["assay", "data", "exposure", str(newest.path), "--ancestry", "--declared", term, "--json"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         main()
@@ -101,6 +105,54 @@ def test_a_whole_ancestry_is_one_union(
     assert facts["positions_with_declared"] == facts["positions"] + 1_000
     assert set(facts["by_language"]) == {"en", "pl"}
     assert facts["unaccounted"] == ["elsewhere/weights"]
+    evidence = digest(b"1,000 positions at least")
+    assert facts["declared"] == [{"name": "card", "bound": "at least", "positions": 1_000, "evidence": evidence}]
+    assert facts["bound"] == "at least"
+    # The newest run did updates 10 to 15 of an order whose first 10 its parent did: nothing twice.
+    assert {key: facts["already"][key] for key in ("distinct", "in_ancestors")} == {
+        "distinct": 5 * PER_UPDATE,
+        "in_ancestors": 0,
+    }
+    assert [(one["name"], one["positions"]) for one in facts["ancestors"]] == [
+        ("middle", 10 * PER_UPDATE),
+        ("oldest", 6 * PER_UPDATE),
+    ]
+
+
+def test_what_a_run_and_its_ancestor_both_read_is_counted_as_already(project: Path) -> None:
+    oldest = started(project, "oldest", "scratch", [(0, 9, range(9))])
+    (oldest.weights / "step-000006").mkdir()
+    (oldest.weights / "step-000006" / "manifest.json").write_text('{"step": 6}')
+    newest = started(project, "newest", "{init_from: {path: oldest/weights/step-000006}}", [(0, 4, range(4))])
+    mine, theirs = consumption(newest).consumed, ancestry(newest)[0][0].consumed
+    found = already(Exposure([mine]), Exposure([theirs]), Exposure([mine, theirs]))
+    assert (found["distinct"], found["in_ancestors"]) == (4 * PER_UPDATE, 4 * PER_UPDATE)  # one slot, seed and order
+    assert sum(each["in_ancestors"] for each in found["by_source"].values()) == 4 * PER_UPDATE
+
+
+def test_a_declared_term_states_its_bound_and_evidence(tmp_path: Path) -> None:
+    (tmp_path / "card").write_bytes(b"card")
+    exact = parse_declared(f"1.07:exact:14520680448:{tmp_path / 'card'}")
+    assert exact.facts() == {"name": "1.07", "bound": "exact", "positions": 14520680448, "evidence": digest(b"card")}
+    least, most = parse_declared(f"a:at-least:1:{digest(b'x')}"), parse_declared(f"b:at most:2:{digest(b'x')}")
+    assert least.evidence == digest(b"x")
+    for text in ("1.07:14520680448", "a:exact:1", "a:about:1:card", "a:exact:x:card", ":exact:1:card", "a:exact:1:"):
+        with pytest.raises(InputError, match="NAME:BOUND:POSITIONS:EVIDENCE is expected"):
+            parse_declared(text)
+    with pytest.raises(InputError, match="the evidence of --declared is expected there"):
+        parse_declared("a:exact:1:nowhere.md")
+
+    for terms, open_ends, bound in (
+        ([], [], "exact"),
+        ([exact], [], "exact"),
+        ([exact], ["1.07"], "exact"),  # the term of that name stands for it
+        ([exact], ["1.08"], "at least"),
+        ([exact, least], [], "at least"),
+        ([most], [], "at most"),
+        ([most], ["1.08"], None),
+        ([most, least], [], None),
+    ):
+        assert bound_of(terms, open_ends) == bound
 
 
 def test_a_run_cannot_be_its_own_ancestor(project: Path) -> None:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.approve import approve_command
+from assay.cli.exposure import exposure_command
 from assay.cli.options import JsonOption, QueueArgument, RootOption
+from assay.cli.overlap import overlap_command
 from assay.cli.shards import adopt_command, inspect_command, roots_of, verify_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from assay.data.queue import Part, Queue, Slot
-    from assay.run.consumption import Consumption
 
 data_app = typer.Typer(help="Shards, queue, order, batches, exposure", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,6 +51,9 @@ def create_command(
     threshold: Annotated[
         int | None, typer.Option(metavar="N", help="Approvals by different reviewers that a slot needs")
     ] = None,
+    overlap: Annotated[
+        bool, typer.Option("--demand-overlap", help="An approval counts only with a report of data overlap")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Begin a queue: its header, no slots"""
@@ -61,6 +65,8 @@ def create_command(
 
     if threshold is not None and not reviewer:
         raise InputError("--threshold is given without --reviewer; name the keys of those who may approve")
+    if overlap and not reviewer:
+        raise InputError("--demand-overlap is given without --reviewer; name the keys of those who may approve")
     keys = [read_public(text) for text in reviewer or []]
     like = open_shard(shard)
     made = create(
@@ -71,7 +77,7 @@ def create_command(
         tokenizer=like.tokenizer,
         pool=pool or like.pool,
         freshness="strict" if strict else None,
-        trust={"reviewer": keys, "threshold": 1 if threshold is None else threshold} if keys else None,
+        trust=_trust(keys, threshold, overlap) if keys else None,
     )
     shown = ("block", "dtype", "vocabulary", "tokenizer", "pool", "freshness", "trust", "head")
     facts = {"queue": str(queue), **{key: getattr(made, key) for key in shown}}
@@ -79,7 +85,8 @@ def create_command(
         show.as_json(facts)
     else:
         if made.trust is not None:
-            facts["trust"] = f"{made.trust['threshold']} of {len(keys)} reviewer(s) approve each slot"
+            grounds = ", with a report on overlap" if overlap else ""
+            facts["trust"] = f"{made.trust['threshold']} of {len(keys)} reviewer(s) approve each slot{grounds}"
         show.console().print(show.pairs(f"created {queue}", {k: v for k, v in facts.items() if v is not None}))
 
 
@@ -282,90 +289,13 @@ def batches_command(
         raise typer.Exit(6)
 
 
-@data_app.command("exposure")
-def exposure_command(
-    path: Annotated[Path, typer.Argument(metavar="RUN-OR-QUEUE", help="A run folder or a queue file")],
-    seed: Annotated[int | None, typer.Option(metavar="S", help="The data seed (for a queue)")] = None,
-    global_batch: Annotated[int | None, typer.Option(metavar="B", help="Sequences in one update (for a queue)")] = None,
-    updates: Annotated[str | None, typer.Option(metavar="A:B", help="Updates, half-open (for a queue)")] = None,
-    slot: Annotated[int, typer.Option(metavar="K", help="The slot whose stream the ranges are offsets in")] = 0,
-    ranges: Annotated[
-        list[str] | None, typer.Option("--range", metavar="A:B", help="Range in that stream, half-open")
-    ] = None,
-    ancestry: Annotated[bool, typer.Option("--ancestry", help="Count the runs that this one began from too")] = False,
-    declared: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:POSITIONS", help="An ancestor without a ledger; added, never merged"),
-    ] = None,
-    root: RootOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Count what was trained on
+data_app.command("exposure")(exposure_command)
+data_app.command("overlap")(overlap_command)
 
-    Positions by source, language and range, distinct and repeated; the data need not be here.
-    """
-    from assay.cli import show
-    from assay.data import exposure
-    from assay.data import queue as queues
-    from assay.errors import InputError
 
-    ancestors: list[Consumption] = []
-    unaccounted: list[str] = []
-    if path.is_dir():
-        from assay.run import consumption as runs
-        from assay.run.folder import RunFolder
-
-        if (seed, global_batch, updates) != (None, None, None):
-            raise InputError(f"{path} is a run, which states its own seed, global batch and updates; leave them out")
-        run = RunFolder(path)
-        own = runs.consumption(run)
-        ancestors, unaccounted = runs.ancestry(run) if ancestry else ([], [])
-        consumed, recomputed = own.consumed, own.recomputed
-        places = [*own.roots, *(root or [])]
-    else:
-        if seed is None or global_batch is None or updates is None:
-            raise InputError("a queue needs --seed, --global-batch and --updates A:B; a run folder states them itself")
-        if ancestry:
-            raise InputError(f"--ancestry is given for the queue {path}; only a run has ancestors")
-        first, last = exposure.parse_interval(updates, "--updates")
-        consumed, recomputed = exposure.Consumed(queues.load(path), seed, global_batch, first, last), 0
-        places = roots_of(path, root)
-    asked = [exposure.parse_interval(text, "--range") for text in ranges or []]
-    terms = [exposure.parse_declared(text) for text in declared or []]
-    shards = queues.locate(consumed.queue, places)
-    for ancestor in ancestors:
-        shards = {**queues.locate(ancestor.consumed.queue, ancestor.roots), **shards}
-    counted = exposure.Exposure([consumed, *(ancestor.consumed for ancestor in ancestors)], shards)
-    facts = {**counted.facts(consumed.queue, slot, asked), "recomputed": recomputed}
-    if ancestry or terms:
-        facts["ancestors"] = [
-            {"run_id": a.run_id, "name": a.name, "first": a.consumed.first, "last": a.consumed.last} for a in ancestors
-        ]
-        facts["unaccounted"] = unaccounted
-        facts["declared"] = [{"name": name, "positions": positions} for name, positions in terms]
-        facts["positions_with_declared"] = counted.total.positions + sum(positions for _, positions in terms)
-    if as_json:
-        show.as_json(facts)
-        return
-    columns = ("", "positions", "distinct", "repeated")
-    console = show.console()
-    rows = [("all", *counted.total.facts().values())]
-    rows += [(f"source {name}", *counts.facts().values()) for name, counts in counted.by_source().items()]
-    rows += [(f"language {name}", *counts.facts().values()) for name, counts in counted.by_language().items()]
-    rows += [
-        (f"range [{r['start']:,}, {r['stop']:,})", r["positions"], r["distinct"], r["repeated"])
-        for r in facts["ranges"]
-    ]
-    console.print(show.table(f"source positions of updates {consumed.first:,}:{consumed.last:,}", columns, rows))
-    for ancestor in ancestors:
-        console.print(f"ancestor {ancestor.name}: updates {ancestor.consumed.first:,}:{ancestor.consumed.last:,}")
-    for name, positions in terms:
-        console.print(f"declared, without a ledger: {name} {positions:,}")
-    if terms:
-        console.print(f"with declared terms: {facts['positions_with_declared']:,}")
-    for start in unaccounted:
-        console.print(f"not accounted for: what {start} was trained on; its run folder is not here")
-    console.print(f"recomputed: {recomputed:,}\n{exposure.METHOD}")
+def _trust(keys: list[str], threshold: int | None, overlap: bool) -> dict[str, Any]:
+    demanded = {"overlap": "required"} if overlap else {}
+    return {"reviewer": keys, "threshold": 1 if threshold is None else threshold, **demanded}
 
 
 def _receipt(run: Path, facts: dict[str, Any], expect: Path) -> None:

@@ -8,16 +8,16 @@ No key is searched for: who reviews is what the header (`trust`) says.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.data import fields
+from assay.data import fields, reports
 from assay.errors import InputError, Refused, VerificationError
-from assay.files.digest import PREFIX, digest
+from assay.files.digest import PREFIX
 from assay.files.publish import publish_new
-from assay.files.reading import read_bytes, read_object
+from assay.files.reading import read_object
 from assay.ledger import signing
 from assay.ledger.keys import check_public, keyid, public_key
 from assay.ledger.ledger import now
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 PREDICATE_TYPE = "urn:assay:slot-approval:1"
 ROLE = "reviewer"
 _LIMIT = 4 << 20
-_REPORT_LIMIT = 1 << 30
 _SHORT = 16  # hex digits of a key id in a file name; the envelope holds all of them
 _SHOWN = 3  # approvals of other lines that a refusal names
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Who approves a queue's slots: public keys, and how many different ones of them a slot needs."""
+    """Who approves a queue's slots: public keys, how many different ones of them a slot needs, and on what grounds."""
 
     reviewers: tuple[str, ...]
     threshold: int
+    overlap: bool = False  # an approval counts only with a report on overlap
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class Approval:
 def trust_of(record: Mapping[str, Any] | None, where: str) -> Trust | None:
     """The `trust` of a queue's header, or None where there is none.
 
-    Its form is `{"reviewer": ["ed25519:…", …], "threshold": N}`; without `threshold` one approval is enough.
+    Its form is `{"reviewer": ["ed25519:…", …], "threshold": N, "overlap": "required"}`; without `threshold` one
+    approval is enough, without `overlap` no report on it is asked for.
     Raises InputError for another form, a key twice, or more approvals than there are reviewers.
     """
     if record is None:
         return None
     where = f"{where}, trust"
-    fields.known(record, (ROLE, "threshold"), where)
+    fields.known(record, (ROLE, "threshold", "overlap"), where)
     keys = fields.present(record, ROLE, where)
     if not isinstance(keys, list) or not keys:
         raise InputError(f"{where}: {ROLE} is {keys!r:.60}; a list of at least one public key is expected")
@@ -79,7 +80,9 @@ def trust_of(record: Mapping[str, Any] | None, where: str) -> Trust | None:
     if len(set(reviewers)) != len(reviewers):
         raise InputError(f"{where}: {ROLE} names a key twice; name each reviewer's key once")
     threshold = fields.integer(record, "threshold", where, 1, len(reviewers)) if "threshold" in record else 1
-    return Trust(reviewers, threshold)
+    if "overlap" in record:
+        fields.choice(record, "overlap", where, ("required",))
+    return Trust(reviewers, threshold, "overlap" in record)
 
 
 def folder(queue: Path) -> Path:
@@ -95,27 +98,23 @@ def approve(
     *,
     licences: Path | None = None,
     overlap: Path | None = None,
+    look: Callable[[dict[str, Any]], None] = lambda signed: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Sign the line of `slot`, which `next_slot` made for the queue's head; (envelope's path, what was signed).
 
     `shards` are those of the slot that are here, by digest; their manifests give the licence summary.
-    `licences` and `overlap` are reports that the reviewer read; their digests are signed with it.
-    Raises Refused when the key is none of the queue's reviewers, InputError when it approved the line before.
+    `licences` and `overlap` are reports that the reviewer read; their digests are signed with it, and the key
+    figures of the second, which must be about this line. `look` is called with what will be signed, before it is.
+    Raises Refused when the key is none of the queue's reviewers or a report does not fit, InputError when the key
+    approved the line before.
     """
     signer = public_key(key)
     trust = trust_of(queue.trust, str(queue.path))
     if trust is not None and signer not in trust.reviewers:
         raise Refused(f"{queue.path}: {signer} is none of its reviewers; {', '.join(trust.reviewers)} may approve")
-    predicate = {
-        "role": ROLE,
-        "time": now(),
-        **_facts(queue, slot),
-        "licences": _licences(slot, shards),
-        "shards_not_here": sorted({part.shard for part in slot.parts if part.shard not in shards}),
-        "licences_report": _evidence(licences, "a report on licences"),
-        "overlap_report": _evidence(overlap, "a report on overlap"),
-    }
-    statement = signing.statement(f"slot {slot.number}", slot.digest, PREDICATE_TYPE, predicate)
+    signed = predicate(queue, slot, shards, licences=licences, overlap=overlap)
+    look(signed)
+    statement = signing.statement(f"slot {slot.number}", slot.digest, PREDICATE_TYPE, {**signed, "time": now()})
     path = folder(queue.path) / f"{slot.digest.removeprefix(PREFIX)}.{keyid(signer).removeprefix(PREFIX)[:_SHORT]}.json"
     envelope = signing.encode(signing.sign(statement, key))
     try:
@@ -123,7 +122,29 @@ def approve(
         publish_new(path, envelope)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}; an approval lies beside its queue") from None
-    return path, predicate
+    return path, signed
+
+
+def predicate(
+    queue: Queue, slot: Slot, shards: Mapping[str, Shard], *, licences: Path | None = None, overlap: Path | None = None
+) -> dict[str, Any]:
+    """What `approve` would sign, but for the time: the line, its licences, its overlap. For reviewers to look at."""
+    trust = trust_of(queue.trust, str(queue.path))
+    if trust is not None and trust.overlap and overlap is None:
+        raise Refused(f"{queue.path} demands a report on overlap with each approval; make one with assay data overlap "
+                      f"--queue {queue.path} and give it with --overlap")  # fmt: skip
+    report, figures = reports.overlap_report(overlap, queue, slot) if overlap is not None else (None, None)
+    stated = reports.licences(slot.parts, shards)
+    return {
+        "role": ROLE,
+        **_facts(queue, slot),
+        "licences": stated,
+        "by_licence": reports.by_licence(stated),
+        "shards_not_here": sorted({part.shard for part in slot.parts if part.shard not in shards}),
+        "licences_report": None if licences is None else reports.evidence(licences, "a report on licences"),
+        "overlap_report": report,
+        "overlap": figures,
+    }
 
 
 def approvals(queue: Queue, slot: Slot, place: Path | None = None) -> list[Approval]:
@@ -190,27 +211,6 @@ def _facts(queue: Queue, slot: Slot) -> dict[str, Any]:
     }
 
 
-def _licences(slot: Slot, shards: Mapping[str, Shard]) -> list[dict[str, Any]]:
-    """Tokens by source, language, licence and revision, as the manifests of the shards that are here say."""
-    tokens: dict[tuple[str, str | None, str | None, str | None], int] = {}
-    for part in slot.parts:
-        if part.shard not in shards:
-            continue
-        for source in shards[part.shard].sources:
-            inside = min(part.stop, source.stop) - max(part.start, source.start)
-            if inside > 0:
-                name = (source.name, source.language, source.licence, source.revision)
-                tokens[name] = tokens.get(name, 0) + inside
-    keys = ("source", "language", "licence", "revision")
-    return [{**dict(zip(keys, name, strict=True)), "tokens": count} for name, count in tokens.items()]
-
-
-def _evidence(path: Path | None, what: str) -> str | None:
-    if path is None:
-        return None
-    return digest(read_bytes(path, what, _REPORT_LIMIT))
-
-
 def _names(place: Path) -> list[str]:
     """Names of the envelopes in a folder, sorted; half-written ones are left out."""
     return sorted(name for name in os.listdir(place) if name.endswith(".json")) if place.is_dir() else []
@@ -221,6 +221,9 @@ def _judge(queue: Queue, slot: Slot, path: Path, reviewers: tuple[str, ...]) -> 
         envelope = read_object(path, "an approval", _LIMIT)
         statement = signing.verify(envelope, reviewers)
         wrong = _mismatch(queue, slot, statement)
+        trust = trust_of(queue.trust, str(queue.path))
+        if wrong is None and trust is not None and trust.overlap and not statement["predicate"].get("overlap_report"):
+            wrong = "it was signed without a report on overlap, which the queue demands"
         signed_by = tuple(signing.signers(envelope, reviewers))
     except (InputError, VerificationError) as fault:
         return Approval(path, (), str(fault))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,11 @@ from assay.data.order import Piece, Stream
 from assay.data.queue import Queue, Slot
 from assay.data.shard import Shard
 from assay.errors import DataError, InputError
+from assay.files.digest import digest, is_digest
+from assay.files.reading import read_bytes
 
 UNKNOWN = "unknown"
+BOUNDS = ("exact", "at least", "at most")
 METHOD = (
     "source positions, counted over targets in shard coordinates (digest, index); a window that starts at s covers "
     "the targets s + 1 to s + block; distinct is the size of the union over slots, epochs and runs; "
@@ -138,13 +142,6 @@ class Exposure:
             ends.setdefault(label.shard, []).extend(items)
         return {name: union(items) for name, items in ends.items()}
 
-    def by_shard(self) -> dict[str, Intervals]:
-        """The targets that were trained on, by shard digest, each once."""
-        ends: dict[str, list[Intervals]] = {}
-        for label, items in self._seen.items():
-            ends.setdefault(label.shard, []).extend(items)
-        return {name: union(items) for name, items in ends.items()}
-
     def range(self, queue: Queue, slot: int, start: int, stop: int) -> Counts:
         """Counts of the tokens [start, stop) of a slot's stream, wherever in `consumed` they were targets."""
         if not 0 <= slot < len(queue.slots):
@@ -212,6 +209,20 @@ class Exposure:
         return Counts(positions, sum(union(items).size for items in by_shard.values()))
 
 
+def already(own: Exposure, ancestors: Exposure, both: Exposure) -> dict[str, Any]:
+    """Distinct positions of a run, and how many of them its ancestors were trained on, in all and by source.
+
+    The intersection is |own| + |ancestors| − |union|.
+    """
+
+    def facts(mine: Counts, theirs: Counts, whole: Counts) -> dict[str, int]:
+        return {"distinct": mine.distinct, "in_ancestors": mine.distinct + theirs.distinct - whole.distinct}
+
+    nothing, theirs, whole = Counts(0, 0), ancestors.by_source(), both.by_source()
+    by_source = {name: facts(mine, theirs.get(name, nothing), whole[name]) for name, mine in own.by_source().items()}
+    return {**facts(own.total, ancestors.total, both.total), "by_source": by_source}
+
+
 def covered(stream: Stream, piece: Piece) -> Intervals:
     """The targets, as stream indices, of items [start, stop) of one epoch; neighbouring windows become one interval."""
     offset, windows = stream.size(piece.epoch)
@@ -267,13 +278,44 @@ def parse_interval(text: str, what: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def parse_declared(text: str) -> tuple[str, int]:
-    """`NAME:POSITIONS`, what somebody declares about an ancestor that has no ledger."""
-    name, _, positions = text.rpartition(":")
-    digits = positions.replace("_", "")
-    if not name or not (digits.isascii() and digits.isdigit()):
-        raise InputError(f"--declared is {text!r}; NAME:POSITIONS is expected, for example 1.07:14520680448")
-    return name, int(digits)
+@dataclass(frozen=True)
+class Declared:
+    """What somebody declares about an ancestor that has no ledger, with the digest of the evidence for it."""
+
+    name: str
+    bound: str  # one of BOUNDS: how the positions bound what it was trained on
+    positions: int
+    evidence: str
+
+    def facts(self) -> dict[str, Any]:
+        """As a record."""
+        return {"name": self.name, "bound": self.bound, "positions": self.positions, "evidence": self.evidence}
+
+
+def parse_declared(text: str) -> Declared:
+    """`NAME:BOUND:POSITIONS:EVIDENCE`; the evidence is a file, whose digest counts, or a digest itself."""
+    name, bound, positions, evidence = [*text.split(":", 3), "", "", ""][:4]
+    bound, digits = bound.replace("-", " "), positions.replace("_", "")
+    if not (name and bound in BOUNDS and digits.isascii() and digits.isdigit() and evidence):
+        raise InputError(
+            f"--declared is {text!r}; NAME:BOUND:POSITIONS:EVIDENCE is expected, BOUND one of exact, at-least, "
+            "at-most, EVIDENCE a file or its digest, for example 1.07:at-least:14520680448:card-1.07.md"
+        )
+    if not is_digest(evidence):
+        evidence = digest(read_bytes(Path(evidence), "the evidence of --declared"))
+    return Declared(name, bound, int(digits), evidence)
+
+
+def bound_of(terms: Iterable[Declared], unaccounted: Iterable[str]) -> str | None:
+    """How counted positions and declared terms together bound the whole; None: from neither side.
+
+    A start that leads to no run at hand adds an unknown number, unless a term of its name stands for it.
+    """
+    terms = list(terms)
+    open_ends = set(unaccounted) - {term.name for term in terms}
+    kinds = {term.bound for term in terms} | ({"at least"} if open_ends else set())
+    kinds.discard("exact")
+    return None if len(kinds) > 1 else next(iter(kinds), "exact")
 
 
 def _one(start: int, stop: int) -> Intervals:

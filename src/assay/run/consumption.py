@@ -14,6 +14,7 @@ from assay.data.exposure import Consumed
 from assay.data.freshness import Taken, consumed_before
 from assay.data.queue import Queue, Slot, load, locate
 from assay.errors import InputError
+from assay.files.digest import digest_file
 from assay.files.reading import read_object
 from assay.recipe.schema import Recipe
 from assay.run import metrics
@@ -31,6 +32,7 @@ class Consumption:
     consumed: Consumed
     recomputed: int
     roots: tuple[Path, ...]  # where its shards are looked for
+    ledger: str  # digest of its ledger's bytes when it was read
     continued: bool = False  # the run whose ancestor it is goes on in its order, through continue-from alone
 
 
@@ -42,6 +44,7 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
     """
     require_run(run)
     recipe = run.recipe()
+    ledger = digest_file(run.ledger)
     told = history(run.ledger)
     reached = {segment.number: max(segment.first, segment.last or 0) for segment in told.segments}
     for saved in told.saved:
@@ -64,6 +67,7 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
         consumed=Consumed(queue, recipe.data.seed, recipe.global_batch, first, last),
         recomputed=max(0, done - (last - first)) * recipe.positions_per_update,
         roots=tuple(data_roots(run, recipe)),
+        ledger=ledger,
     )
 
 
