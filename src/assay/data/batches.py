@@ -65,15 +65,17 @@ class Batches:
         """The slot of an update and where its windows begin in the slot's stream, [global batch], in item order."""
         return windows_of(self.queue, self.seed, self.global_batch, update)
 
-    def batch(self, update: int) -> NDArray[Any]:
+    def batch(self, update: int, rows: slice = slice(None)) -> NDArray[Any]:
         """The ids of an update, [global batch, block + 1], in the shard's dtype, little endian.
 
+        `rows` are those items of it that a rank computes; the others are not read.
         Inputs are `[:, :-1]`, targets `[:, 1:]`; micro-batch i is rows [i × micro, (i + 1) × micro).
         Raises DataError for an update behind the queue's end or an id outside the vocabulary.
         """
         slot, starts = self.windows(update)
+        starts = starts[rows]
         length = self.queue.block + 1
-        batch = np.empty((self.global_batch, length), dtype=little(self.queue.dtype))
+        batch = np.empty((len(starts), length), dtype=little(self.queue.dtype))
         joints = self._joints[slot.number]
         places = np.searchsorted(joints, starts, side="right") - 1
         for row, start, place in zip(batch, starts.tolist(), places.tolist(), strict=True):

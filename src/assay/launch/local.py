@@ -1,7 +1,7 @@
-"""Training on this machine: starts the rank's process, keeps its output, returns its exit code.
+"""Training on this machine: starts the ranks' processes, keeps their output, returns one exit code.
 
-The parent is light (no torch), forwards signals, bounds every wait, and answers with the code that
-the rank recorded. It never restarts by itself.
+The parent is light (no torch), forwards signals, bounds every wait, and answers with the code that rank 0
+recorded, or records itself what rank 0 could not. It never restarts by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +22,15 @@ from types import FrameType
 from typing import BinaryIO
 
 from assay.errors import AssayError, Interrupted, MachineError, Refused
-from assay.files.reading import read_object
 from assay.run.folder import RunFolder
 from assay.run.history import history
+from assay.run.outcome import Fault, fault_of, faults, leave_fault, recorded, write_outcome
 
 LOG_LIMIT = 64 << 20  # bytes of one log file before the next is begun
+# Seconds that the other ranks have once one is gone: of the ten that are promised, the rest is for the killing.
+AFTER_A_DEATH = 8.0
+LOOK_SECONDS = 0.1
+KNOWN = (0, 2, 3, 4, 5, 6, 70, 71, 75)  # exit codes of the contract: such a rank said or recorded why
 
 
 @dataclass(frozen=True)
@@ -38,103 +44,172 @@ class Job:
     until: str | None
     grace: float
     command: list[str]
+    ranks: int = 1
+    hang: tuple[float, float] | None = None  # seconds without an update, and while compiling; None: the usual
 
 
 def train(job: Job) -> int:
-    """Run the job in a process of its own and return the exit code of the contract."""
+    """Run the job in a process for each rank and return the exit code of the contract."""
     segment = len(history(job.run.ledger).segments) + 1
     token = uuid.uuid4().hex
+    logs = job.run.logs(segment)
+    logs.mkdir(parents=True, exist_ok=True)
+    stopping = threading.Event()
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+
+    with tempfile.TemporaryDirectory(prefix="assay-ranks-") as place:
+        meeting = Path(place)
+        before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
+        readers = []
+        try:
+            for rank in range(job.ranks):
+                processes.append(_start(job, rank, token, meeting))
+                source = processes[-1].stdout
+                assert source is not None
+                keep = (source, logs / f"rank-{rank}.log", rank == 0)
+                readers.append(threading.Thread(target=_keep, args=keep, daemon=True))
+                readers[-1].start()
+            if stopping.is_set():  # the signal came while the ranks were being started
+                forward(signal.SIGTERM, None)
+            overdue = _wait(processes, meeting, stopping, job.grace)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        for reader in readers:
+            reader.join(timeout=5)
+        codes = [process.returncode for process in processes]
+        return _answer(job, segment, token, codes, faults(meeting), overdue, stopping.is_set())
+
+
+def _start(job: Job, rank: int, token: str, meeting: Path) -> subprocess.Popen[bytes]:
+    """One rank's process, in a session of its own: Ctrl-C reaches the parent alone, which forwards it once."""
     words = [
         sys.executable,
         "-m",
         "assay.train.worker",
         *("--run", str(job.run.path), "--recipe", str(job.recipe)),
         *("--token", token, "--command", json.dumps(job.command)),
+        *("--rank", str(rank), "--ranks", str(job.ranks), "--meeting", str(meeting), "--parent", str(os.getpid())),
         *(["--resume"] if job.resume else []),
         *(["--from-step", str(job.from_step)] if job.from_step is not None else []),
         *(["--until", job.until] if job.until is not None else []),
         *(["--terminal"] if sys.stderr.isatty() else []),
     ]
-    logs = job.run.logs(segment)
-    logs.mkdir(parents=True, exist_ok=True)
-    # A session of its own: Ctrl-C reaches the parent alone, which forwards it once.
-    child = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    if job.hang:
+        words += ["--hang-seconds", str(job.hang[0]), "--hang-seconds-compiling", str(job.hang[1])]
+    environment = dict(os.environ)
+    if sys.platform == "linux":
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine talk to nobody else
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env=environment,
     )
-    stopping = threading.Event()
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        stopping.set()
-        if child.poll() is None:
-            child.send_signal(signal.SIGTERM)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
-    assert child.stdout is not None
-    reader = threading.Thread(target=_keep, args=(child.stdout, logs / "rank-0.log"), daemon=True)
-    reader.start()
-    try:
-        code = _wait(child, stopping, job.grace)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    reader.join(timeout=5)
-    return _answer(job.run, segment, token, code, stopping.is_set())
 
 
-def _wait(child: subprocess.Popen[bytes], stopping: threading.Event, grace: float) -> int:
-    """Wait for the rank; once it was asked to stop, `grace` seconds at most."""
-    while True:
-        try:
-            return child.wait(timeout=0.2)
-        except subprocess.TimeoutExpired:
-            if not stopping.is_set():
-                continue
-        try:
-            return child.wait(timeout=grace)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return child.wait()
+def _wait(
+    processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: threading.Event, grace: float
+) -> str | None:
+    """Wait for all ranks: `grace` seconds at most once they were asked to stop, `AFTER_A_DEATH` once one is gone.
+
+    Returns why those that are still there must be ended, or None when all have left.
+    """
+    asked: float | None = None
+    death: float | None = None
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        if stopping.is_set():
+            asked = asked or now
+            if now - asked > grace:
+                return f"did not save and leave within --grace {grace:g} s of the signal"
+        if death is None and any(process.returncode is not None for process in processes):
+            death = now
+            _speak_for_the_dead(processes, meeting)
+        if death is not None and now - death > AFTER_A_DEATH:
+            return "did not leave after another rank was gone"
+        time.sleep(LOOK_SECONDS)  # not a wait for one of them: whichever ends first decides
+    return None
 
 
-def _answer(run: RunFolder, segment: int, token: str, code: int, stopping: bool) -> int:
-    """The code that the rank recorded; for one that could record nothing, the machine's fault or a bug."""
-    recorded = _recorded(run, token)
-    if recorded is not None:
-        return recorded
-    if code in (MachineError.code, Refused.code):
-        return code  # a full disk, or the run's owner is another process: nothing could or may be recorded
-    if code == -signal.SIGTERM and stopping:
+def _speak_for_the_dead(processes: list[subprocess.Popen[bytes]], meeting: Path) -> None:
+    """Leave the word of ranks that ended in a way that no code of ours describes, for rank 0 to record."""
+    for rank, process in enumerate(processes):
+        code = process.returncode
+        if rank == 0 or code is None or code in KNOWN:
+            continue
+        if code < 0:
+            leave_fault(meeting, Fault(rank, MachineError.code, _killed(f"rank {rank}", code)))
+        else:
+            words = f"rank {rank} ended with code {code} and said nothing: a bug; see its log"
+            leave_fault(meeting, Fault(rank, AssayError.code, words))
+
+
+def _killed(who: str, code: int) -> str:
+    return (
+        f"{who} was killed by {signal.Signals(-code).name} (often: out of memory); the last checkpoint stands: "
+        "resume with --start resume"
+    )
+
+
+def _answer(
+    job: Job, segment: int, token: str, codes: list[int], words: list[Fault], overdue: str | None, stopping: bool
+) -> int:
+    """The code that rank 0 recorded; where it could record nothing, what a rank said, or how one ended."""
+    run = job.run
+    found = recorded(run, token)
+    if found is not None:
+        return found
+    if words:
+        _record(run, segment, token, words[0].code, words[0].message, {"rank": words[0].rank})
+        raise fault_of(words[0].code, words[0].message)
+    if overdue is not None:
+        message = f"the training process {overdue}; the last checkpoint stands: resume with --start resume"
+        _record(run, segment, token, MachineError.code, message, {"signal": "SIGKILL"})
+        raise MachineError(message)
+    if codes[0] in (MachineError.code, Refused.code):
+        return codes[0]  # a full disk, or the run's owner is another process: nothing could or may be recorded
+    if codes[0] == -signal.SIGTERM and stopping:
         raise Interrupted("stopped before training began; nothing was changed", "signal")
-    if code < 0:
-        name = signal.Signals(-code).name
-        opened = len(history(run.ledger).segments) == segment
-        body = {"segment": segment} if opened else {"before_start": True}
-        run.open_ledger().append("failed", {"code": MachineError.code, "signal": name, **body})
-        raise MachineError(
-            f"the training process was killed by {name} (often: out of memory); the last checkpoint stands: "
-            "resume with --start resume"
-        )
-    raise AssayError(f"the training process ended with code {code} and recorded nothing; see {run.path}/logs")
+    if codes[0] < 0:
+        message = _killed("the training process", codes[0])
+        _record(run, segment, token, MachineError.code, message, {"signal": signal.Signals(-codes[0]).name})
+        raise MachineError(message)
+    raise AssayError(f"the training process ended with code {codes[0]} and recorded nothing; see {run.path}/logs")
 
 
-def _recorded(run: RunFolder, token: str) -> int | None:
-    if not run.outcome.is_file():
-        return None
-    outcome = read_object(run.outcome, "the outcome of the training process")
-    return int(outcome["code"]) if outcome.get("token") == token else None
+def _record(run: RunFolder, segment: int, token: str, code: int, message: str, more: dict[str, object]) -> None:
+    """Receipt and outcome in the place of rank 0, which is gone."""
+    opened = len(history(run.ledger).segments) == segment
+    ledger = run.open_ledger()
+    ledger.append("failed", {"code": code, **more, **({"segment": segment} if opened else {"before_start": True})})
+    write_outcome(run, token, code, message, None, ledger.head)
 
 
-def _keep(source: BinaryIO, path: Path) -> None:
-    """Copy the rank's output to standard error and into the log, as it is; a full log begins the next file.
+def _keep(source: BinaryIO, path: Path, show: bool = True) -> None:
+    """Copy the rank's output into the log, as it is, and with `show` to standard error; a full log begins the next.
 
     Whatever cannot be written (a closed terminal, a full disk) is dropped and the pipe is read on: a rank
     whose output nobody takes would stand still.
     """
     written = 0
     while data := os.read(source.fileno(), 1 << 16):
-        with contextlib.suppress(OSError, ValueError):  # ValueError: standard error was closed
-            sys.stderr.buffer.write(data)
-            sys.stderr.buffer.flush()
+        if show:
+            with contextlib.suppress(OSError, ValueError):  # ValueError: standard error was closed
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
         with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
             file.write(data)
             written = file.tell()

@@ -64,6 +64,15 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
+def rank_refusal(recipe: Recipe, ranks: int) -> str:
+    """Why so many ranks cannot run the recipe, with the numbers that can."""
+    allowed = ", ".join(str(count) for count in recipe.rank_counts)
+    reason = f"batch.lanes is {recipe.batch.lanes}, and the lanes are shared out evenly"
+    if recipe.reduction == "fast":
+        reason = f"an update has {recipe.batch.accumulation * recipe.batch.lanes} micro-batches to share out evenly"
+    return f"{ranks} ranks cannot run this recipe: {reason}; {allowed} ranks can"
+
+
 def hours(positions: int, tokens_per_second: Decimal) -> Decimal:
     """Hours to train so many positions at a constant speed."""
     return Decimal(positions) / tokens_per_second / 3600
@@ -157,7 +166,7 @@ def _micro_batches(recipe: Recipe) -> dict[str, Any]:
         "per_update": batch.accumulation * batch.lanes,
         "per_lane": batch.accumulation,
         "lanes": batch.lanes,
-        "per_rank": {str(ranks): batch.accumulation * batch.lanes // ranks for ranks in batch.rank_counts},
+        "per_rank": {str(ranks): batch.accumulation * batch.lanes // ranks for ranks in recipe.rank_counts},
     }
 
 

@@ -116,7 +116,7 @@ def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
 def memory_by_ranks(recipe: Recipe) -> dict[str, Any]:
     """The plan's `memory_bytes`: the terms for one GPU, activations both ways, and the totals for each rank count."""
     most = recipe.batch.lanes
-    per_rank = {str(ranks): memory(recipe, ranks) for ranks in recipe.batch.rank_counts}
+    per_rank = {str(ranks): memory(recipe, ranks) for ranks in recipe.rank_counts}
     one = per_rank[str(most)]
     with_recompute = activation_bytes(recipe, True)
     without = activation_bytes(recipe, False)

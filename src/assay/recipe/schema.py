@@ -215,7 +215,7 @@ class Batch(Part):
 
     @property
     def rank_counts(self) -> tuple[int, ...]:
-        """The numbers of ranks that may run this recipe: the divisors of `lanes`."""
+        """The numbers of ranks that may run this batch with a canonical reduction: the divisors of `lanes`."""
         return tuple(1 << power for power in range(self.lanes.bit_length()))
 
 
@@ -487,6 +487,15 @@ class Recipe(Part):
     def global_batch(self) -> int:
         """Sequences in one update."""
         return self.batch.global_batch
+
+    @property
+    def rank_counts(self) -> tuple[int, ...]:
+        """The numbers of ranks that may run this recipe: divisors of the lanes, with `fast` of the micro-batches."""
+        if self.reduction == "canonical":
+            return self.batch.rank_counts
+        micro_batches = self.batch.accumulation * self.batch.lanes
+        # More ranks than a thousand micro-batches would need are nobody's machine; a plan shows each number.
+        return tuple(count for count in range(1, min(micro_batches, 1024) + 1) if micro_batches % count == 0)
 
     @property
     def positions_per_update(self) -> int:

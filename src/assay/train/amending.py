@@ -6,10 +6,9 @@ One rank decides from the ledger, all ranks apply the same decision before the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import InputError, Refused
+from assay.errors import InputError, MachineError, Refused
 from assay.recipe import load as recipes
 from assay.recipe.schedule import decay_start, rates
 from assay.recipe.schema import Recipe
@@ -40,7 +39,7 @@ def adopt(trainer: Trainer, opening: bool = False) -> bool:
     """
     first = trainer.recipe
     while True:
-        decision = share(trainer, lambda: decide(trainer))
+        decision = trainer.ranks.lead(lambda: decide(trainer))
         if opening:
             first = trainer.recipe = _with(trainer.recipe, decision["before"])
             opening = False
@@ -48,17 +47,13 @@ def adopt(trainer: Trainer, opening: bool = False) -> bool:
             return trainer.recipe != first
         before = trainer.recipe
         trainer.recipe = _with(trainer.recipe, decision["after"])
-        read_back = _read_back(trainer, before) if decision["kind"] == ADOPTED else {}
-        trainer.ledger.append(decision["kind"], decision["body"] | read_back)
-        trainer.tell(decision["words"])
-
-
-def share(trainer: Trainer, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The decision of the one rank that reads the ledger, plain JSON data, as every rank has it.
-
-    The only place where ranks exchange it; with one rank it is that rank's own.
-    """
-    return decide()
+        alike = trainer.ranks.collect(recipes.digest(trainer.recipe))
+        if len(set(alike)) > 1:
+            raise MachineError(f"the ranks adopted different recipes ({', '.join(alike)}); the last checkpoint stands")
+        if trainer.ranks.first:
+            read_back = _read_back(trainer, before) if decision["kind"] == ADOPTED else {}
+            trainer.ledger.append(decision["kind"], decision["body"] | read_back)
+            trainer.tell(decision["words"])
 
 
 def decide(trainer: Trainer) -> dict[str, Any]:

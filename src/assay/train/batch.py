@@ -28,9 +28,13 @@ def numbered(shard: Shard, start: int, count: int) -> Tensor:
     return torch.from_numpy(np.searchsorted(shard.documents_end, places, side="right").astype(np.int64))
 
 
-def documents_of(batches: Batches, update: int, device: torch.device) -> Tensor:
-    """Document numbers [B, block] of an update's input tokens; numbers of different parts never meet."""
+def documents_of(batches: Batches, update: int, device: torch.device, items: slice = slice(None)) -> Tensor:
+    """Document numbers [B, block] of an update's input tokens, or of some of its items.
+
+    Numbers of different parts never meet.
+    """
     slot, starts = batches.windows(update)
+    starts = starts[items]
     block = batches.queue.block
     rows = []
     for start in starts.tolist():

@@ -1,8 +1,8 @@
 """The training loop: one flat function, top to bottom.
 
-For update u: windows, digest, micro-batches, lanes, canonical sum, one wait for the device, check,
-clip, optimizer, metrics, then whatever this step is due: validation, checkpoint, slot end. The host
-waits for the device once an update. Nothing here touches a network.
+For update u: windows, digest, micro-batches, lanes, canonical sum, one word between the ranks and one wait
+for the device, check, clip, optimizer, metrics, then whatever this step is due: validation, checkpoint,
+slot end. Every rank runs it alike; rank 0 alone writes. The host waits for the device once an update.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from assay.checkpoint.retention import remove, surplus
 from assay.checkpoint.save import Facts, document, save
 from assay.data import approval
 from assay.data import queue as queues
-from assay.data.batches import Batches, windows_digest
-from assay.data.shard import Shard, open_shard, verify_shard
+from assay.data.batches import Batches, row_digests
+from assay.data.queue import Queue, Slot
+from assay.data.shard import Shard, open_shard
 from assay.errors import AssayError, DataError, Interrupted, NumbersError, Refused
 from assay.files.digest import digest_file
 from assay.ledger.ledger import Ledger, now
@@ -37,17 +38,23 @@ from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.run.metrics import MetricsWriter
 from assay.train import amending, numerics
+from assay.train.agreement import agree, wait_for
+from assay.train.ahead import Ahead
 from assay.train.batch import documents_of, to_device
+from assay.train.hang import HangWatch
 from assay.train.loss import window_loss
-from assay.train.optimizers import gradient_norm, scale_gradients, set_rates, state_tensors
+from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
+from assay.train.owned import gather_state
 from assay.train.progress import Progress
-from assay.train.reduction import LaneSums
+from assay.train.ranks import Ranks
+from assay.train.reduction import LaneSums, share, tree
 from assay.train.start import Started
 from assay.train.validation import validation_loss
 from assay.train.watch import Watch
 
 # Two segments that promise other bits than each other still agree about a loss to this many nats.
 LOSS_TOLERANCE = 0.00005
+COMPILING = 3  # updates at the start of a segment in which kernels may still be compiled
 
 
 @dataclass
@@ -70,8 +77,9 @@ class Spent:
 
 @dataclass
 class Trainer:
-    """What the loop works on; made by the worker, used here alone."""
+    """What the loop works on; made by the worker, used here alone. Of the ranks, the first alone has `metrics`."""
 
+    ranks: Ranks
     run: RunFolder
     recipe: Recipe
     recipe_folder: Path
@@ -82,12 +90,18 @@ class Trainer:
     validation: Shard | None
     device: torch.device
     watch: Watch
-    metrics: MetricsWriter
+    hang: HangWatch | None
+    metrics: MetricsWriter | None
     progress: Progress
     superseded: dict[int, dict[str, Any]]
     same_bits: Callable[[int], bool]
     tell: Callable[[str], None]
     spent: Spent = field(default_factory=Spent)
+    ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
+
+    def patient(self) -> AbstractContextManager[None]:
+        """Around what may take any time without being a hang."""
+        return self.hang.pause() if self.hang else nullcontext()
 
 
 def train(trainer: Trainer, until: int | None) -> str:
@@ -97,10 +111,12 @@ def train(trainer: Trainer, until: int | None) -> str:
     (5) with the optimizer unchanged.
     """
     amending.adopt(trainer, opening=True)
-    recipe, started, device, batch = trainer.recipe, trainer.started, trainer.device, trainer.recipe.batch
+    recipe, started, device, ranks = trainer.recipe, trainer.started, trainer.device, trainer.ranks
     model, optimizers, position = started.model, started.optimizers, started.position
-    parameters = dict(model.named_parameters())
-    lanes = LaneSums(list(parameters.values()), batch.lanes)
+    parameters = list(model.parameters())
+    mine, micro = share(recipe, ranks), recipe.batch.micro
+    items = slice(mine.first * micro, (mine.first + mine.micro_batches) * micro)
+    lanes = LaneSums(parameters, mine.lanes)
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due, last, boundary = _terms(trainer, until)
@@ -118,76 +134,88 @@ def train(trainer: Trainer, until: int | None) -> str:
 
         # A new slot: its bytes are the approved ones, or nothing is trained on them.
         if trainer.batches.updates <= update:
-            _next_queue(trainer, saved_steps)
+            with trainer.patient():
+                _next_queue(trainer, saved_steps)
             due = _due(trainer)
         if trainer.batches.queue.slot_of(update)[0].number != slot:
             try:
-                with trainer.spent.on("slot"):
-                    slot = _enter_slot(trainer, update)
+                with trainer.spent.on("slot"), trainer.patient():
+                    slot = ranks.lead(lambda: _enter_slot(trainer, trainer.started.position.step))
             except AssayError:
                 if update > first:
                     _save_full(trainer, saved_steps)  # what is done is not lost with what cannot begin
                 raise
 
-        # The batch. The buffer that is hashed is the buffer that goes to the device.
-        ids = trainer.batches.batch(update)
+        # The batch: this rank's items. The buffer that is hashed is the buffer that goes to the device.
+        ids = trainer.batches.batch(update, items)
         with trainer.spent.on("digest"):
-            batch_digest = windows_digest(ids)
+            digests = row_digests(ids)
         tokens = to_device(ids, device)
-        documents = documents_of(trainer.batches, update, device) if recipe.model.document_mask else None
+        documents = documents_of(trainer.batches, update, device, items) if recipe.model.document_mask else None
 
-        # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree.
-        for parameter in parameters.values():
+        if trainer.hang:
+            trainer.hang.begin(compiling=recipe.runtime.compile and update < first + COMPILING)
+
+        # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree, ranks at the owners.
+        for parameter in parameters:
             parameter.grad = None
-        nll_sum = torch.zeros((), dtype=torch.float64, device=device)
-        z_sum = torch.zeros((), dtype=torch.float64, device=device)
-        for lane in range(batch.lanes):
-            for index in range(lane * batch.accumulation, (lane + 1) * batch.accumulation):
-                if trainer.watch.signalled():
+        lane_sums = []
+        for lane in range(mine.lanes):
+            sums = torch.zeros(2, dtype=torch.float64, device=device)
+            for index in range(lane * mine.accumulation, (lane + 1) * mine.accumulation):
+                if ranks.size == 1 and trainer.watch.signalled():
                     _interrupt(trainer, saved_steps, "signal")
-                rows = slice(index * batch.micro, (index + 1) * batch.micro)
+                rows = slice(index * micro, (index + 1) * micro)
                 nll, z = window_loss(model, recipe, tokens[rows], None if documents is None else documents[rows])
                 torch.autograd.backward((nll + recipe.loss.z * z) / divisor)
-                nll_sum += nll.detach().double()
-                z_sum += z.detach().double()
+                sums += torch.stack((nll.detach(), z.detach())).double()
             lanes.close_lane()
+            lane_sums.append(sums)
         lanes.finish()
-        gradients = {name: _gradient(parameter) for name, parameter in parameters.items()}
-        norm = gradient_norm(gradients)
+        gradients = started.exchange.reduce()
 
-        # The one wait for the device, before the optimizer changes anything.
-        loss, z_loss, grad_norm = wait_for(torch.stack((nll_sum / divisor, z_sum / divisor, norm.double())))
+        # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
+        with trainer.spent.on("checks"):
+            cause = trainer.watch.cause(trainer.ledger if ranks.first else None)
+        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), started.exchange.owner, cause, digests)
+        loss, z_loss, grad_norm, cause = told.nll_sum / divisor, told.z_sum / divisor, told.grad_norm, told.cause
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            trainer.metrics.add(_line(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
+            if trainer.metrics:
+                trainer.metrics.add(_line(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
             raise NumbersError(
                 f"update {update}: loss {loss}, gradient norm {grad_norm}; stopped before the optimizer changed "
                 "anything; the last checkpoint stands: look at the batch (assay data batches) and the rates"
             )
-        scale_gradients(gradients, norm, recipe.optimizer.grad_clip)
+        scale_gradients(gradients, torch.tensor(grad_norm, dtype=torch.float64), recipe.optimizer.grad_clip)
         rate = rates(recipe, update)
         set_rates(optimizers, rate)
         for optimizer in optimizers:
             optimizer.step()
+        started.exchange.spread()
+        if trainer.hang:
+            trainer.hang.done(time.perf_counter() - began)
 
         # The update is done: take it up, compare it with what it supersedes, write it down.
         with trainer.spent.on("order"):
-            position.advance(batch_digest)
+            position.advance(told.batch_digest)
         step = position.step
         validation = None
         if recipe.evaluate.every is not None and step % recipe.evaluate.every == 0:
             assert trainer.validation is not None, "the schema refuses evaluation without a validation shard"
-            windows = recipe.evaluate.batches * batch.micro
-            validation, _ = validation_loss(model, trainer.validation, recipe, device, windows)
+            windows = recipe.evaluate.batches * micro
+            validation, _ = validation_loss(model, trainer.validation, recipe, device, windows, ranks)
         seconds = time.perf_counter() - began
-        with trainer.spent.on("metrics"):
-            line = _line(trainer, update, loss, z_loss, grad_norm, rate, seconds, validation)
-            trainer.metrics.add(line)
-            _compare(trainer, line)
-        trainer.progress.show(step, loss, seconds, divisor, validation)
+        if trainer.metrics:
+            with trainer.spent.on("metrics"):
+                line = _line(trainer, update, loss, z_loss, grad_norm, rate, seconds, validation)
+                trainer.metrics.add(line)
+                _compare(trainer, line)
+            trainer.progress.show(step, loss, seconds, divisor, validation)
 
         # Whatever this step is due.
-        with trainer.spent.on("checks"):
-            cause = trainer.watch.cause(trainer.ledger)
+        if trainer.ahead:
+            with trainer.spent.on("ahead"):
+                trainer.ahead.look()
         trainer.spent.total += time.perf_counter() - began
         if step in due["full"] or step == last:
             _save_full(trainer, saved_steps)
@@ -200,15 +228,23 @@ def train(trainer: Trainer, until: int | None) -> str:
     return "done" if position.step == recipe.schedule.updates else "until"
 
 
-def wait_for(values: torch.Tensor) -> list[float]:
-    """The only place of the update path where the host waits for the device."""
-    result: list[float] = values.tolist()
-    return result
+def prepare(trainer: Trainer) -> None:
+    """Compile where the recipe says so, then one micro-batch forward and backward at full shape before anything counts.
 
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None, "every parameter takes part in every update"
-    return parameter.grad
+    Memory suffices, or exit 71.
+    """
+    recipe, model = trainer.recipe, trainer.started.model
+    if trainer.hang:
+        trainer.hang.begin(compiling=True)
+    if recipe.runtime.compile:
+        for block in model.blocks:
+            block.compile()
+    windows = torch.zeros(recipe.batch.micro, recipe.model.block + 1, dtype=torch.int64, device=trainer.device)
+    nll, z = window_loss(model, recipe, windows, windows[:, 1:] if recipe.model.document_mask else None)
+    torch.autograd.backward(nll + recipe.loss.z * z)
+    wait_for(nll.detach().reshape(1, 1))
+    for parameter in model.parameters():
+        parameter.grad = None
 
 
 def _terms(trainer: Trainer, until: int | None) -> tuple[dict[str, set[int]], int, int | None]:
@@ -285,43 +321,62 @@ def _compare(trainer: Trainer, line: dict[str, Any]) -> None:
 
 def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
     """The queue's end is reached: take up slots appended since, or save and stop, or wait for them."""
-    told, old, recipe = False, trainer.batches.queue, trainer.recipe
+    ranks, told = trainer.ranks, False
     _save_full(trainer, saved_steps)  # whatever the queue holds now, what is done is not lost
     while True:
-        queue = queues.load(old.path)
-        if queue.prefix_bytes(len(old.slots)) != old.content:
-            raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
-        if len(queue.slots) > len(old.slots):
-            approval.check_slots(queue)
-            held_out = trainer.validation.sha256 if trainer.validation else None
-            if any(part.shard == held_out for slot in queue.slots for part in slot.parts):
-                raise Refused(f"{queue.path}: a new slot reads the validation shard; append other data")
-            roots = [trainer.recipe_folder / root for root in recipe.data.roots]
-            try:
-                trainer.batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
-                return
-            except DataError:
-                if recipe.data.when_missing == "stop":
-                    raise
-        elif recipe.data.when_missing == "stop":
-            queue.slot_of(trainer.started.position.step)  # raises with the exact shortfall
-        if not told:
-            trainer.tell(f"waiting for the data of slot {len(old.slots)} of {queue.path} (data.when_missing: wait)")
+        slots = ranks.lead(lambda: _appended(trainer))
+        if slots is not None:
+            if not ranks.first:
+                trainer.batches = _batches(trainer, first_slots(queues.load(trainer.batches.queue.path), slots))
+            return
+        if ranks.first and not told:
+            queue = trainer.batches.queue
+            trainer.tell(f"waiting for the data of slot {len(queue.slots)} of {queue.path} (data.when_missing: wait)")
             told = True
-        cause = trainer.watch.cause(trainer.ledger)
+        cause = ranks.lead(lambda: trainer.watch.cause(trainer.ledger))
         if cause is not None:
             _interrupt(trainer, saved_steps, cause)
         time.sleep(1.0)
 
 
+def _appended(trainer: Trainer) -> int | None:
+    """Rank 0: the number of slots once there are more than before, already taken up here; None: wait for them."""
+    old, wait = trainer.batches.queue, trainer.recipe.data.when_missing == "wait"
+    queue = queues.load(old.path)
+    if queue.prefix_bytes(len(old.slots)) != old.content:
+        raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
+    if len(queue.slots) > len(old.slots):
+        approval.check_slots(queue)
+        held_out = trainer.validation.sha256 if trainer.validation else None
+        if any(part.shard == held_out for slot in queue.slots for part in slot.parts):
+            raise Refused(f"{queue.path}: a new slot reads the validation shard; append other data")
+        try:
+            trainer.batches = _batches(trainer, queue)
+            return len(queue.slots)
+        except DataError:
+            if not wait:
+                raise
+    elif not wait:
+        queue.slot_of(trainer.started.position.step)  # raises with the exact shortfall
+    return None
+
+
+def _batches(trainer: Trainer, queue: Queue) -> Batches:
+    data = trainer.recipe.data
+    return Batches(queue, [trainer.recipe_folder / root for root in data.roots], data.seed, trainer.recipe.global_batch)
+
+
+def first_slots(queue: Queue, count: int) -> Queue:
+    """The queue as rank 0 saw it, should somebody have appended since."""
+    return replace(queue, slots=queue.slots[:count], content=queue.prefix_bytes(count))
+
+
 def _enter_slot(trainer: Trainer, update: int) -> int:
-    """Hash the slot's shards before the first of its batches; the receipt names slot and update."""
+    """Rank 0: prove the slot before the first of its batches; the receipt names slot and update."""
     slot, k = trainer.batches.queue.slot_of(update)
-    for name in dict.fromkeys(part.shard for part in slot.parts):
-        shard = trainer.batches.shards[name]
-        found = verify_shard(shard)
-        if found:
-            raise DataError(f"slot {slot.number} is not entered: {found[0]}; bring the approved bytes back")
+    assert trainer.ahead is not None, "the rank that writes has one"
+    queue, shards = trainer.batches.queue, trainer.batches.shards
+    verified = trainer.ahead.verify(queue, slot, shards, lambda: _meanwhile(trainer, slot))
     body = {
         "slot": slot.number,
         "update": update,
@@ -329,21 +384,34 @@ def _enter_slot(trainer: Trainer, update: int) -> int:
         "line": slot.digest,
         "segment": trainer.segment,
         "shards": list(dict.fromkeys(part.shard for part in slot.parts)),
+        "verified": verified,
     }
     if trainer.batches.queue.trust:
         body["approved_by"] = list(approval.demand(trainer.batches.queue, slot))
     trainer.ledger.append("slot.entered", body)
+    trainer.ahead.begin(queue, slot, shards)
     return slot.number
+
+
+def _meanwhile(trainer: Trainer, slot: Slot) -> None:
+    """While a slot is verified: a signal or a hold ends the wait; the loop saves what is done."""
+    cause = trainer.watch.cause(trainer.ledger)
+    if cause is not None:
+        step = trainer.started.position.step
+        raise Interrupted(f"stopped at step {step} ({cause}), while slot {slot.number} was verified; saved", cause)
 
 
 def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
     """A full checkpoint of the present step, unless this very step stands; then retention."""
     step = trainer.started.position.step
-    with trainer.spent.on("ledger"):
-        trainer.metrics.seal(f"step {step}")
-    if step in saved_steps:
+    if trainer.metrics:
+        with trainer.spent.on("ledger"):
+            trainer.metrics.seal(f"step {step}")
+    if trainer.ranks.lead(lambda: step in saved_steps):
         return
     _save(trainer, "full")
+    if not trainer.ranks.first:
+        return
     saved_steps.add(step)
     gone = surplus(history(trainer.run.ledger).line, trainer.recipe.checkpoint.keep, _due(trainer)["permanent"])
     for item in remove(trainer.run.path, trainer.ledger, gone, trainer.tell):
@@ -351,9 +419,12 @@ def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
 
 
 def _save(trainer: Trainer, kind: str) -> None:
-    """Write a checkpoint, then its receipt."""
+    """Write a checkpoint, then its receipt; the ranks hand their part to rank 0, which writes."""
     recipe, position, model = trainer.recipe, trainer.started.position, trainer.started.model
     weights = dict(model.named_parameters())
+    optimizer = gather_state(trainer.ranks, model, trainer.started.optimizers) if kind == "full" else None
+    if not trainer.ranks.first:
+        return
     told = history(trainer.run.ledger)
     facts = Facts(
         run_id=told.run_id,
@@ -365,10 +436,8 @@ def _save(trainer: Trainer, kind: str) -> None:
         order_digest=position.order_digest,
         ledger=trainer.ledger.head,
     )
-    optimizer = None
     documents = {manifests.CONFIG: document(recipe.model.model_dump(mode="json"))}
     if kind == "full":
-        optimizer = state_tensors(model, trainer.started.optimizers)
         queue = trainer.batches.queue
         entered = queue.slot_of(position.step - 1)[0].number + 1 if position.step else 0
         cursor = queue.slot_of(position.step) if position.step < queue.updates_total else None

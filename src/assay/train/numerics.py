@@ -19,8 +19,11 @@ from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, salted
 
 
-def switch_on(recipe: Recipe) -> torch.device:
-    """Choose the device and set the switches; InputError when the recipe names a device that is not here."""
+def switch_on(recipe: Recipe, local_rank: int = 0) -> torch.device:
+    """Choose the device and set the switches; InputError when the recipe names a device that is not here.
+
+    Several ranks take the GPUs of their machine in turn; there may be more ranks than GPUs.
+    """
     wanted = recipe.runtime.device
     if wanted is not None and wanted.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(f"runtime.device is {wanted!r}, but this machine has no CUDA device; set it to cpu or null")
@@ -32,14 +35,39 @@ def switch_on(recipe: Recipe) -> torch.device:
     torch.set_float32_matmul_precision("highest")
     # FSDP and compile print advice that no user of the command can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    return torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
 
 
-def describe(run: RunFolder, recipe: Recipe, device: torch.device) -> dict[str, Any]:
-    """Device, driver, switches and versions, as the start receipt holds them."""
+def keep_threads(device: torch.device, ranks: int, before: int | None) -> int:
+    """Set and return the number of CPU threads, on which the bits depend on a CPU.
+
+    The user's OMP_NUM_THREADS is kept; otherwise a run that goes on keeps the number that it had (`before`),
+    and a new run shares the cores out among its ranks.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        if before is not None and device.type == "cpu":
+            torch.set_num_threads(before)
+        elif ranks > 1:
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    return torch.get_num_threads()
+
+
+def identity(run: RunFolder, device: torch.device) -> str:
+    """The device as receipts name it."""
+    return salted(run, str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu")
+
+
+def describe(
+    run: RunFolder, recipe: Recipe, device: torch.device, devices: list[str] | None = None, backend: str | None = None
+) -> dict[str, Any]:
+    """Device, driver, switches and versions, as the start receipt holds them; `devices` are those of all ranks."""
     cuda = device.type == "cuda"
     kind = torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    identity = str(torch.cuda.get_device_properties(device).uuid) if cuda else "cpu"
+    devices = devices or [identity(run, device)]
     promise = {
         "device_kind": kind,
         "torch": torch.__version__,
@@ -60,8 +88,9 @@ def describe(run: RunFolder, recipe: Recipe, device: torch.device) -> dict[str, 
         "float32_matmul": torch.get_float32_matmul_precision(),
         "engine": recipe.runtime.engine,
         "driver": _driver() if cuda else None,
-        "devices": [salted(run, identity)],
-        "world": 1,
+        "devices": devices,
+        "backend": backend,
+        "world": len(devices),
     }
 
 

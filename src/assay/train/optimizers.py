@@ -8,7 +8,7 @@ are given to it before each update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,17 @@ def _is_muon_matrix(name: str, parameter: Tensor) -> bool:
     return parts[0] == "blocks" and parts[-1] == "weight" and parts[-2] in _MUON_MATRICES and parameter.ndim == 2
 
 
-def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    model: nn.Module, config: OptimizerConfig, owned: Collection[str] | None = None
+) -> list[torch.optim.Optimizer]:
     """The optimizers of the recipe over the model's parameters, state allocated, rates 0 until `set_rates`.
 
     State is made here and not at the first update, so that a run holds the same memory after a
-    resume as before it, and a fresh optimizer can be saved and loaded like any other.
+    resume as before it, and a fresh optimizer can be saved and loaded like any other. With `owned` only those
+    tensors are optimized here, other ranks having the rest; there may be none of a kind, or none at all.
     """
-    groups = parameter_groups(model, config)
+    mine = {name for name, _ in model.named_parameters()} if owned is None else set(owned)
+    groups = {kind: [name for name in names if name in mine] for kind, names in parameter_groups(model, config).items()}
     parameters = dict(model.named_parameters())
 
     def of(name: str) -> list[nn.Parameter]:
@@ -66,6 +70,8 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
         {"params": of("decay"), "weight_decay": config.weight_decay},
         {"params": of("no_decay"), "weight_decay": 0.0},
     ]
+    if not groups["decay"] and not groups["no_decay"]:
+        return optimizers
     beta1, beta2 = config.betas
     adamw = torch.optim.AdamW(
         [group for group in adamw_groups if group["params"]], lr=0.0, betas=(beta1, beta2), eps=config.eps, fused=True
@@ -155,17 +161,34 @@ def set_rates(optimizers: Iterable[torch.optim.Optimizer], rates: Mapping[str, f
 
 
 @torch.no_grad()
-def gradient_norm(grads: Mapping[str, Tensor]) -> Tensor:
-    """The Euclidean norm over all gradients, a float64 scalar on their device.
+def tensor_norms(grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The Euclidean norm of each gradient, by one float32 call per whole tensor, as float64 scalars.
 
-    One float32 call per whole tensor, the squares added in float64 in the order of the names: the
-    bits do not depend on who owns what. A tensor whose squares leave float32 (a norm above 1.8e19) makes
-    the norm infinite. The value is not looked at: that wait belongs to the loop.
+    A tensor whose squares leave float32 (a norm above 1.8e19) has an infinite norm. No value is looked at.
     """
-    squares = [torch.linalg.vector_norm(grads[name], dtype=_at_least_float32(grads[name])) for name in sorted(grads)]
-    total = torch.zeros((), dtype=torch.float64, device=squares[0].device)
-    for square in squares:
-        total = total + square.double().square()
+    return {
+        name: torch.linalg.vector_norm(grad, dtype=_at_least_float32(grad)).double() for name, grad in grads.items()
+    }
+
+
+def joined_norm(norms: Mapping[str, float]) -> float:
+    """The Euclidean norm over all gradients from those of the tensors: squares added in float64 in the order of names.
+
+    The bits do not depend on who owns what.
+    """
+    total = 0.0
+    for name in sorted(norms):
+        total += norms[name] * norms[name]
+    return math.sqrt(total)
+
+
+@torch.no_grad()
+def gradient_norm(grads: Mapping[str, Tensor]) -> Tensor:
+    """`joined_norm` of gradients that lie on one device, as a float64 scalar there; the value is not looked at."""
+    norms = tensor_norms(grads)
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(norms.values())).device)
+    for name in sorted(norms):
+        total = total + norms[name].square()
     return total.sqrt()
 
 

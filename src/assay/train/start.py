@@ -2,7 +2,8 @@
 
 Which one it is was decided before (recipe and command), never here. The evidence goes into the
 receipt `start` or `recovery`: digests of the tensors as they lie in the model and optimizer after
-loading. Nothing is started anew because something could not be read.
+loading. Rank 0 reads and checks; the others get their tensors from it. Nothing is started anew because
+something could not be read.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.load import Loaded, load, newest
-from assay.checkpoint.save import tensor_digests
-from assay.checkpoint.tensors import state_digest
 from assay.data.batches import Batches, order_next
 from assay.data.queue import Queue, order_start
 from assay.errors import DataError, Refused
@@ -29,7 +28,10 @@ from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
-from assay.train.optimizers import build_optimizers, load_state_tensors, state_tensors
+from assay.train.optimizers import build_optimizers, state_tensors
+from assay.train.owned import hand_out_state, proof
+from assay.train.ranks import Ranks
+from assay.train.reduction import Exchange
 
 RECENT = 10  # batches whose digests a checkpoint carries, recomputed on a resume
 
@@ -61,10 +63,25 @@ class Started:
 
     mode: str
     model: Decoder
+    exchange: Exchange
     optimizers: list[torch.optim.Optimizer]
     position: Position
     evidence: dict[str, Any]
     notes: list[str]  # what the operator should know about this start
+
+
+@dataclass
+class _Source:
+    """What rank 0 found: the model, the optimizer's tensors unless it is fresh, the position, and the evidence."""
+
+    mode: str
+    model: Decoder
+    optimizer: dict[str, Tensor] | None
+    position: Position
+    evidence: dict[str, Any]
+    expected: dict[str, Any] = field(default_factory=dict)  # digests that the loaded tensors must have
+    folder: Path = Path()
+    notes: list[str] = field(default_factory=list)
 
 
 def begin(
@@ -76,8 +93,56 @@ def begin(
     device: torch.device,
     resume: bool,
     from_step: int | None,
+    ranks: Ranks,
 ) -> Started:
-    """Build, load and prove; see the module. DataError (4) or Refused (3) when the evidence does not hold."""
+    """Build, load and prove; see the module. DataError (4) or Refused (3) when the evidence does not hold.
+
+    Every rank calls it; rank 0 alone looks at the run and at checkpoints.
+    """
+    found: list[_Source] = []
+
+    def look() -> dict[str, Any]:
+        found.append(_source(run, recipe, recipe_folder, queue, batches, device, resume, from_step))
+        return {
+            "mode": found[0].mode,
+            "fresh": found[0].optimizer is None,
+            "position": {**vars(found[0].position), "order": found[0].position.order.hex()},
+        }
+
+    told = ranks.lead(look)
+    source = found[0] if ranks.first else None
+    model = source.model if source else initial.empty(recipe.model, device, recompute=recipe.runtime.recompute)
+    if ranks.size > 1:
+        for parameter in model.parameters():
+            ranks.spread(parameter.detach(), 0)
+    exchange = Exchange(dict(model.named_parameters()), ranks, recipe.reduction == "canonical")
+    optimizers = build_optimizers(model, recipe.optimizer, exchange.owned)
+    if told["fresh"]:
+        if any(bool(tensor.any()) for tensor in state_tensors(model, optimizers).values()):
+            raise Refused(f"{told['mode']}: the optimizer is not empty; a {told['mode']} start has a fresh optimizer")
+    else:
+        hand_out_state(ranks, model, optimizers, (source.optimizer if source else None) or {})
+    proved = proof(ranks, model, optimizers)
+    if source is None:
+        place = told["position"]
+        position = Position(place["step"], bytes.fromhex(place["order"]), place["recent"])
+        ranks.lead(lambda: None)
+        return Started(told["mode"], model, exchange, optimizers, position, {}, [])
+    ranks.lead(lambda: _expect(proved, source.expected, source.folder))
+    evidence = {"optimizer": "fresh" if told["fresh"] else "restored", **source.evidence, **proved}
+    return Started(source.mode, model, exchange, optimizers, source.position, evidence, source.notes)
+
+
+def _source(
+    run: RunFolder,
+    recipe: Recipe,
+    recipe_folder: Path,
+    queue: Queue,
+    batches: Batches,
+    device: torch.device,
+    resume: bool,
+    from_step: int | None,
+) -> _Source:
     told = history(run.ledger)
     if resume and any(item.kind == "full" for item in told.saved):
         return _resume(run, recipe, queue, batches, device, told, from_step)
@@ -85,32 +150,24 @@ def begin(
         raise DataError(f"{run.path} has no full checkpoint of step {from_step}; none was saved: leave --from-step out")
     if resume and any((segment.last or 0) > segment.first for segment in told.segments):
         raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
-    started = _own_start(recipe, recipe_folder, queue, batches, device)
+    source = _own_start(recipe, recipe_folder, queue, batches, device)
     if resume:
-        started.notes.append("no full checkpoint was saved before the interruption: the run begins again at its start")
-    return started
+        source.notes.append("no full checkpoint was saved before the interruption: the run begins again at its start")
+    return source
 
 
-def _own_start(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> Started:
+def _own_start(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> _Source:
     """The start that the recipe names."""
     if recipe.start.init_from is not None:
         return _init_from(recipe, folder, queue, device)
     if recipe.start.continue_from is not None:
         return _continue_from(recipe, folder, queue, batches, device)
     model = initial.build(recipe.model, recipe.seed, device, recompute=recipe.runtime.recompute)
-    return _fresh("scratch", recipe, model, queue, {"seed": recipe.seed})
+    position = Position(0, order_start(queue, recipe.data.seed))
+    return _Source("scratch", model, None, position, {"seed": recipe.seed})
 
 
-def _fresh(mode: str, recipe: Recipe, model: Decoder, queue: Queue, source: dict[str, Any]) -> Started:
-    optimizers = build_optimizers(model, recipe.optimizer)
-    state = state_tensors(model, optimizers)
-    if any(bool(tensor.any()) for tensor in state.values()):
-        raise Refused(f"{mode}: the optimizer is not empty; a {mode} start has a fresh optimizer")
-    evidence = {**source, "optimizer": "fresh", "optimizer_tensors": len(state), **_proof(model, state)}
-    return Started(mode, model, optimizers, Position(0, order_start(queue, recipe.data.seed)), evidence, [])
-
-
-def _init_from(recipe: Recipe, folder: Path, queue: Queue, device: torch.device) -> Started:
+def _init_from(recipe: Recipe, folder: Path, queue: Queue, device: torch.device) -> _Source:
     source = recipe.start.init_from
     assert source is not None
     place = folder / source.path
@@ -127,12 +184,12 @@ def _init_from(recipe: Recipe, folder: Path, queue: Queue, device: torch.device)
         "source_step": loaded.manifest.step,
         "source_run": loaded.manifest.run_id,
     }
-    started = _fresh("init-from", recipe, model, queue, evidence)
-    _expect(started.evidence["weights_sha256"], loaded.manifest.weights_sha256, place)
-    return started
+    position = Position(0, order_start(queue, recipe.data.seed))
+    expected = {"weights_sha256": loaded.manifest.weights_sha256}
+    return _Source("init-from", model, None, position, evidence, expected, place)
 
 
-def _continue_from(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> Started:
+def _continue_from(recipe: Recipe, folder: Path, queue: Queue, batches: Batches, device: torch.device) -> _Source:
     source = recipe.start.continue_from
     assert source is not None
     place = checkpoint_folder(folder / source.path, source.step)
@@ -167,7 +224,7 @@ def _resume(
     device: torch.device,
     told: History,
     from_step: int | None,
-) -> Started:
+) -> _Source:
     loaded, faults = newest(run.path, told.line if from_step is None else told.standing, from_step)
     manifest = loaded.manifest
     if manifest.run_id != told.run_id:
@@ -189,22 +246,14 @@ def _restored(
     loaded: Loaded,
     evidence: dict[str, Any],
     faults: list[str],
-) -> Started:
+) -> _Source:
     model = _model(recipe, loaded.model, device)
-    optimizers = build_optimizers(model, recipe.optimizer)
-    load_state_tensors(model, optimizers, loaded.optimizer)
-    proof = _proof(model, state_tensors(model, optimizers))
-    _expect(proof["state_sha256"], loaded.manifest.state_sha256, loaded.manifest.folder)
     position = _position(loaded, recipe, queue, batches)
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(loaded.state["rng"]["cpu"]), dtype=torch.uint8))
-    evidence |= {
-        "optimizer": "restored",
-        "optimizer_tensors": len(loaded.optimizer),
-        "batches_recomputed": len(position.recent),
-        **proof,
-    }
+    evidence["batches_recomputed"] = len(position.recent)
+    expected = {"state_sha256": loaded.manifest.state_sha256}
     notes = [f"a newer checkpoint was not used: {fault}" for fault in faults]
-    return Started(mode, model, optimizers, position, evidence, notes)
+    return _Source(mode, model, loaded.optimizer, position, evidence, expected, loaded.manifest.folder, notes)
 
 
 def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) -> Position:
@@ -268,17 +317,10 @@ def _model(recipe: Recipe, tensors: dict[str, Tensor], device: torch.device) -> 
     return model
 
 
-def _proof(model: Decoder, state: dict[str, Tensor]) -> dict[str, Any]:
-    weights = tensor_digests(dict(model.named_parameters()))
-    return {
-        "weights_sha256": state_digest(weights),
-        "state_sha256": state_digest(weights | tensor_digests(state)),
-    }
-
-
-def _expect(found: object, stated: object, folder: Path) -> None:
-    if found != stated:
-        raise DataError(f"{folder}: the loaded tensors have {found}, but the manifest states {stated}")
+def _expect(found: dict[str, Any], stated: dict[str, Any], folder: Path) -> None:
+    for name, digest in stated.items():
+        if found[name] != digest:
+            raise DataError(f"{folder}: the loaded tensors have {found[name]}, but the manifest states {digest}")
 
 
 def _same_shape(config: dict[str, Any], recipe: Recipe, place: Path, block_too: bool = False) -> None:

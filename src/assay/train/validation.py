@@ -16,14 +16,16 @@ from assay.model.decoder import Decoder
 from assay.recipe.schema import Recipe
 from assay.train.batch import numbered, to_device
 from assay.train.loss import window_loss
+from assay.train.ranks import Ranks
 
 
 @torch.no_grad()
 def validation_loss(
-    model: Decoder, shard: Shard, recipe: Recipe, device: torch.device, limit: int | None
+    model: Decoder, shard: Shard, recipe: Recipe, device: torch.device, limit: int | None, ranks: Ranks | None = None
 ) -> tuple[float, int]:
     """Mean loss in nats per position and the number of windows; `limit` windows at most (None: all).
 
+    The ranks share the micro-batches out; their sums are added in float64 in ascending order, whoever computed them.
     DataError when the shard has not one whole window.
     """
     block, micro = recipe.model.block, recipe.batch.micro
@@ -31,8 +33,13 @@ def validation_loss(
     count = available if limit is None else min(limit, available)
     if count == 0:
         raise DataError(f"{shard.path} has {shard.tokens:,} tokens; one window of block {block} needs {block + 1:,}")
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for first in range(0, count, micro):
+    ranks = ranks or Ranks()
+    pieces = -(-count // micro)
+    each = -(-pieces // ranks.size)
+    sums = torch.zeros(each, dtype=torch.float64, device=device)
+    for place in range(each):
+        # Every rank runs as many forward passes as the others, which a sharded model needs; the surplus is not counted.
+        first = min(ranks.rank * each + place, pieces - 1) * micro
         last = min(first + micro, count)
         tokens = to_device(validation_windows(shard, block, first, last), device)
         documents = None
@@ -40,5 +47,8 @@ def validation_loss(
             rows = [numbered(shard, window * block, block) for window in range(first, last)]
             documents = torch.stack(rows).to(device)
         nll, _ = window_loss(model, recipe, tokens, documents)
-        total += nll.double()
-    return float(total.item()) / (count * block), count
+        sums[place] = nll.double()
+    total = 0.0
+    for one in ranks.together(sums).reshape(-1)[:pieces].tolist():
+        total += one
+    return total / (count * block), count

@@ -20,16 +20,18 @@ _PR_SET_PDEATHSIG = 1
 class Watch:
     """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop` or `guard`."""
 
-    def __init__(self) -> None:
-        """Take over SIGTERM and SIGINT of this process."""
+    def __init__(self, parent: int | None = None) -> None:
+        """Take over SIGTERM and SIGINT of this process; `parent` is who started it, if that one is still known."""
         self._signal: int | None = None
         self._hold: str | None = None
-        self._parent = os.getppid()
+        self._parent = os.getppid() if parent is None else parent
         signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
         if sys.platform == "linux":
             # Children die with their parent: the kernel sends this signal when it is gone.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != self._parent:
+            self._note(signal.SIGTERM, None)  # it was gone before the kernel was asked
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if os.getppid() != self._parent:
@@ -43,11 +45,15 @@ class Watch:
         """True after SIGTERM or SIGINT; costs nothing."""
         return self._signal is not None
 
-    def cause(self, ledger: Ledger) -> str | None:
-        """Why to stop, or None. `ledger` is the rank's own; others' receipts are read when it grew by them."""
+    def orphaned(self) -> bool:
+        """True when the process that started this one is gone."""
+        return os.getppid() != self._parent
+
+    def cause(self, ledger: Ledger | None) -> str | None:
+        """Why to stop, or None. `ledger` is rank 0's own; others' receipts are read when it grew by them."""
         if self._signal is not None:
             return "signal"
-        for receipt in ledger.others():
+        for receipt in ledger.others() if ledger else ():
             if receipt.kind in ("hold", "released"):
                 self._hold = str(receipt.body["cause"]) if receipt.kind == "hold" else None
         return self._hold

@@ -1,8 +1,8 @@
-"""One rank's process: prepare, start, train, and record how it ended.
+"""One rank's process: prepare, start, train, and, as rank 0, record how it ended.
 
-Every end is a receipt and `outcome.json`, written before the process leaves; leaving is abrupt on
-purpose, so that nothing in tear-down can change the exit code. The parent (see `launch.local`)
-keeps the output.
+Every end is a receipt and `outcome.json`, written by rank 0 before it leaves; the other ranks leave after it, or at
+once with a word for it when the fault is their own. Leaving is abrupt on purpose, so that nothing in
+tear-down can change the exit code. The parent (see `launch.local`) keeps the output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 import traceback
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,23 +23,39 @@ import torch
 from assay.checkpoint.permission import permit
 from assay.data import queue as queues
 from assay.data.batches import Batches
-from assay.errors import AssayError, InputError, Interrupted, MachineError
-from assay.files.publish import leftovers, publish_file
-from assay.ledger.ledger import Ledger, now
+from assay.errors import AssayError, InputError, Interrupted, MachineError, NumbersError, Refused
+from assay.files.publish import leftovers
+from assay.ledger.ledger import Ledger
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
+from assay.run.outcome import Fault, fault_of, faults, leave_fault, write_outcome
 from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
-from assay.run.status import reported
 from assay.train import amending, numerics
-from assay.train.loop import Trainer, open_validation, superseded, train, wait_for
-from assay.train.loss import window_loss
+from assay.train.ahead import Ahead
+from assay.train.hang import Bounds, HangWatch
+from assay.train.loop import Trainer, first_slots, open_validation, prepare, superseded, train
 from assay.train.progress import Progress
+from assay.train.ranks import LostRanks, Ranks, join
 from assay.train.start import Started, begin
 from assay.train.watch import Watch
+
+WORD_SECONDS = 3.0  # how long rank 0 waits for the word of a rank that it lost
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks: as the parent said, or as the variables of torch's own launcher do."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+    meeting: Path | None = None  # where the ranks meet and leave their faults
+    parent: int | None = None
+    bounds: Bounds | None = None  # None: nobody watches for a hang
 
 
 def main() -> None:
@@ -50,34 +67,49 @@ def main() -> None:
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--until")
     parser.add_argument("--terminal", action="store_true")
-    parser.add_argument("--token", required=True, help="ties outcome.json to this process")
-    parser.add_argument("--command", required=True, help="the command as JSON, for the receipt")
+    parser.add_argument("--token", default="", help="ties outcome.json to this process")
+    parser.add_argument("--command", default="[]", help="the command as JSON, for the receipt")
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--meeting", type=Path, help="the folder where the ranks of this machine meet")
+    parser.add_argument("--parent", type=int, help="the process that started this one")
+    parser.add_argument("--hang-seconds", type=float, default=Bounds.update)
+    parser.add_argument("--hang-seconds-compiling", type=float, default=Bounds.compile)
     job = parser.parse_args()
-    code = run_job(job)
+    bounds = Bounds(job.hang_seconds, job.hang_seconds_compiling)
+    if job.rank is None and "RANK" in os.environ:  # torch's own launcher
+        rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        place = Place(rank, size, local, bounds=bounds)
+    else:
+        place = Place(job.rank or 0, job.ranks or 1, job.rank or 0, job.meeting, job.parent, bounds)
+    code = run_job(job, place)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def run_job(job: argparse.Namespace) -> int:
-    """Own the run, train it, record the outcome; return the exit code."""
+def run_job(job: argparse.Namespace, place: Place | None = None) -> int:
+    """Train as the rank at `place` (default: the only one); rank 0 owns the run and records the outcome."""
+    place = place or Place()
+    if place.rank > 0:
+        return _follow(job, place)
     run = RunFolder(job.run)
     try:
         with own(run):
-            return _owned(run, job)
+            return _owned(run, job, place)
     except AssayError as fault:  # before anything was begun: nothing to record but the outcome
         _tell(f"assay: {fault}")
         if not is_owned(run):  # the outcome belongs to the owner
-            _outcome(run, job.token, fault.code, str(fault), None, None)
+            write_outcome(run, job.token, fault.code, str(fault), None, None)
         return fault.code
     except OSError as fault:  # not even the end could be recorded
         _tell(f"assay: {_refusal(fault)}")
         return MachineError.code
 
 
-def _owned(run: RunFolder, job: argparse.Namespace) -> int:
+def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     """Prepare the run's files, then train; every end from here on is a receipt."""
-    watch = Watch()
+    watch = Watch(place.parent)
     recipe = recipes.load(job.recipe)
     ledger = run.open_ledger()  # before it is read: a hold that comes in between is seen by the watch
     told = history(run.ledger)
@@ -89,19 +121,61 @@ def _owned(run: RunFolder, job: argparse.Namespace) -> int:
     with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
         try:
-            return _train(segment, job, told, watch)
-        except AssayError as fault:
-            return _ended(segment, job, fault)
-        except OSError as fault:
-            return _ended(segment, job, MachineError(_refusal(fault)))
-        except (MemoryError, torch.OutOfMemoryError) as fault:
-            words = f"out of memory: {_first_line(fault)}; use a smaller batch.micro, or runtime.recompute"
-            return _ended(segment, job, MachineError(words))
-        except torch.AcceleratorError as fault:
-            return _ended(segment, job, MachineError(f"the device failed: {_first_line(fault)}; run elsewhere"))
-        except Exception as fault:  # noqa: BLE001 - a bug: recorded as such, with its traceback in the log
-            traceback.print_exc()
-            return _ended(segment, job, AssayError(f"internal fault ({type(fault).__name__}): a bug; see the log"))
+            return _train(segment, job, told, watch, place)
+        except LostRanks as fault:
+            return _ended(segment, job, _word_of_the_lost(place, fault))
+        except Exception as fault:  # noqa: BLE001 - whatever it is, it is recorded and has its code
+            return _ended(segment, job, _answer(fault))
+
+
+def _follow(job: argparse.Namespace, place: Place) -> int:
+    """A rank other than 0: train along, write nothing, and leave after rank 0 or with a word for it."""
+    watch, ranks = Watch(place.parent), Ranks(place.rank, place.size)
+    try:
+        recipe = amending.own_recipe(RunFolder(job.run), recipes.load(job.recipe))
+        device = numerics.switch_on(recipe, place.local)
+        ranks = join(place.rank, place.size, place.local, device, place.meeting)
+        trainer, _ = _trainer(job, place, ranks, recipe, device, watch, None, None)
+        prepare(trainer)
+        train(trainer, _until(job.until, trainer))
+    except LostRanks as lost:
+        _tell(f"assay: {lost}")
+        return lost.code
+    except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
+        fault = _answer(error)
+        _tell(f"assay: {fault}")
+        if not (isinstance(fault, NumbersError | Interrupted | Refused) or fault in ranks.led):  # this rank's alone
+            if place.meeting:
+                leave_fault(place.meeting, Fault(place.rank, fault.code, f"rank {place.rank}: {fault}"))
+            return fault.code
+        ranks.farewell()
+        return fault.code
+    ranks.farewell()
+    return 0
+
+
+def _answer(error: Exception) -> AssayError:
+    """Any exception as a fault of the contract; a bug is recorded as such, with its traceback in the log."""
+    if isinstance(error, AssayError):
+        return error
+    if isinstance(error, OSError):
+        return MachineError(_refusal(error))
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return MachineError(f"out of memory: {_first_line(error)}; use a smaller batch.micro, or runtime.recompute")
+    if isinstance(error, torch.AcceleratorError):
+        return MachineError(f"the device failed: {_first_line(error)}; run elsewhere")
+    traceback.print_exception(error)
+    return AssayError(f"internal fault ({type(error).__name__}): a bug; see the log")
+
+
+def _word_of_the_lost(place: Place, lost: LostRanks) -> AssayError:
+    """What the rank that was lost, or the parent in its place, said of its end; without a word, that it was lost."""
+    deadline = time.monotonic() + WORD_SECONDS
+    while place.meeting and time.monotonic() < deadline:
+        for word in faults(place.meeting):
+            return fault_of(word.code, word.message)
+        time.sleep(0.05)
+    return lost
 
 
 @dataclass
@@ -116,43 +190,86 @@ class Segment:
     started: Started | None = None
 
 
-def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watch) -> int:
-    """Start, prove, record, train to the end; return exit code 0."""
-    run, recipe, ledger = segment.run, segment.recipe, segment.ledger
-    device = numerics.switch_on(recipe)
-    folder = job.recipe.resolve().parent
-    queue = queues.load(folder / recipe.data.queue)
+def _trainer(
+    job: argparse.Namespace,
+    place: Place,
+    ranks: Ranks,
+    recipe: Recipe,
+    device: torch.device,
+    watch: Watch,
+    segment: Segment | None,
+    told: History | None,
+) -> tuple[Trainer, dict[str, Any]]:
+    """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Returns the numerics as well."""
+    run, folder = RunFolder(job.run), job.recipe.resolve().parent
+    path = folder / recipe.data.queue
+
+    def first() -> dict[str, Any]:
+        assert segment is not None
+        assert told is not None
+        before = told.segments[-1].body["numerics"]["promise"].get("threads") if told.segments else None
+        slots = len(queues.load(path).slots)
+        return {"segment": segment.number, "slots": slots, "threads": numerics.keep_threads(device, ranks.size, before)}
+
+    shared = ranks.lead(first)
+    if not ranks.first:
+        numerics.keep_threads(device, ranks.size, shared["threads"])
+    queue = first_slots(queues.load(path), shared["slots"])
     roots = [folder / root for root in recipe.data.roots]
     batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
-    started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step)
-    facts = numerics.describe(run, recipe, device)
-    _open(segment, started, facts, json.loads(job.command))
-    segment.started = started
-    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments}
+    started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
+    facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
+    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments} if told else {}
     goal = "the scheduled end" if job.until is None else f"--until {job.until}"
     progress = Progress(job.terminal, recipe.log.every, goal)
     trainer = Trainer(
+        ranks=ranks,
         run=run,
         recipe=recipe,
         recipe_folder=folder,
-        ledger=ledger,
-        segment=segment.number,
+        ledger=segment.ledger if segment else run.open_ledger(),
+        segment=shared["segment"],
         started=started,
         batches=batches,
         validation=open_validation(recipe, folder),
         device=device,
         watch=watch,
-        metrics=segment.metrics,
+        hang=_hang_watch(place, run, shared["segment"], watch),
+        metrics=segment.metrics if segment else None,
         progress=progress,
-        superseded=superseded(run, started.position.step),
+        superseded=superseded(run, started.position.step) if segment else {},
         same_bits=lambda number: facts["bits"] == "promised" and promises.get(number) == facts["promise"],
         tell=progress.note,
     )
-    if recipe.runtime.compile:
-        for block in started.model.blocks:
-            block.compile()
-    _dry_update(trainer)
-    end = train(trainer, _until(job.until, trainer))
+    return trainer, facts
+
+
+def _hang_watch(place: Place, run: RunFolder, segment: int, watch: Watch) -> HangWatch | None:
+    if place.bounds is None:
+        return None
+    logs = run.logs(segment)
+    logs.mkdir(parents=True, exist_ok=True)
+
+    def tell(words: str) -> None:
+        _tell(f"assay: {words}")
+        if place.meeting:
+            leave_fault(place.meeting, Fault(place.rank, MachineError.code, f"rank {place.rank} hangs: {words}"))
+
+    return HangWatch(place.bounds, logs, place.rank, watch.orphaned, tell)
+
+
+def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watch, place: Place) -> int:
+    """Rank 0: start, prove, record, train to the end; return exit code 0."""
+    run, recipe, ledger = segment.run, segment.recipe, segment.ledger
+    device = numerics.switch_on(recipe, place.local)
+    ranks = join(place.rank, place.size, place.local, device, place.meeting)
+    trainer, facts = _trainer(job, place, ranks, recipe, device, watch, segment, told)
+    started = trainer.started
+    _open(segment, started, facts, json.loads(job.command))
+    segment.started = started
+    prepare(trainer)
+    with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead:
+        end = train(trainer, _until(job.until, trainer))
     segment.metrics.seal("end")
     position, spent = started.position, trainer.spent
     body = {
@@ -169,7 +286,7 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     ledger.append("end", body)
     message = "the schedule is done" if end == "done" else f"stopped where --until said, at step {position.step}"
     _tell(f"{message}; order digest {position.order_digest}")
-    _outcome(run, job.token, 0, message, position.step, ledger.head)
+    write_outcome(run, job.token, 0, message, position.step, ledger.head)
     return 0
 
 
@@ -187,7 +304,7 @@ def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
         segment.ledger.append("failed", body | {"code": fault.code})
     _tell(f"assay: {fault}")
     step = position.step if position else None
-    _outcome(segment.run, job.token, fault.code, str(fault), step, segment.ledger.head, cause)
+    write_outcome(segment.run, job.token, fault.code, str(fault), step, segment.ledger.head, cause)
     return fault.code
 
 
@@ -226,17 +343,6 @@ def _exact(value: Any) -> Any:
     return [_exact(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _dry_update(trainer: Trainer) -> None:
-    """One micro-batch forward and backward at full shape before anything counts: memory suffices, or exit 71."""
-    recipe, model = trainer.recipe, trainer.started.model
-    windows = torch.zeros(recipe.batch.micro, recipe.model.block + 1, dtype=torch.int64, device=trainer.device)
-    nll, z = window_loss(model, recipe, windows, windows[:, 1:] if recipe.model.document_mask else None)
-    torch.autograd.backward(nll + recipe.loss.z * z)
-    wait_for(nll.detach().reshape(1))
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
 def _until(word: str | None, trainer: Trainer) -> int | None:
     if word is None:
         return None
@@ -248,39 +354,8 @@ def _until(word: str | None, trainer: Trainer) -> int | None:
     return int(word)
 
 
-def _outcome(
-    run: RunFolder,
-    token: str,
-    code: int,
-    message: str,
-    step: int | None,
-    head: dict[str, Any] | None,
-    cause: str | None = None,
-) -> None:
-    """`outcome.json`: how this process ended, for the parent and for people."""
-    body = {
-        "code": code,
-        "cause": cause,
-        "message": message,
-        "step": step,
-        "time": now(),
-        "ledger": head,
-        "token": token,
-        "last_reported": _last_reported(run),
-    }
-    publish_file(run.outcome, (json.dumps(body, indent=1) + "\n").encode())
-
-
 def _first_line(fault: BaseException) -> str:
     return (str(fault).splitlines() or [type(fault).__name__])[0]
-
-
-def _last_reported(run: RunFolder) -> int | None:
-    """The newest step of the metrics, or None where they cannot be read: that may be the very fault to record."""
-    try:
-        return reported(run.metrics).step
-    except (AssayError, OSError):
-        return None
 
 
 def _refusal(fault: OSError) -> str:

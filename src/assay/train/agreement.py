@@ -1,0 +1,79 @@
+"""What all ranks must know alike before the optimizer changes anything, by one message and one wait.
+
+Each rank sends its loss sums, the norms of the gradients that it owns, why it wants to stop, and the
+digests of the windows that it trained on; every rank draws the same conclusions from all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay.data.batches import joined_digest
+from assay.train.optimizers import joined_norm
+from assay.train.ranks import LostRanks, Ranks
+from assay.train.reduction import tree
+
+# A rank's word is a place in it; the lowest rank with a cause decides.
+CAUSES = (None, "signal", "preempted", "stop", "guard", "network")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The same on every rank: sums over all lanes, norm of the whole gradient, a cause to stop, batch digest."""
+
+    nll_sum: float
+    z_sum: float
+    grad_norm: float
+    cause: str | None
+    batch_digest: str
+
+
+def agree(
+    ranks: Ranks,
+    update: int,
+    sums: Tensor,
+    norms: Mapping[str, Tensor],
+    owner: Mapping[str, int],
+    cause: str | None,
+    digests: bytes,
+) -> Agreed:
+    """`sums` are float64 [2] of this rank's lanes, `norms` float64 of the tensors that it owns, `digests` its windows'.
+
+    The sums of the ranks are joined by the tree of the lanes; the norm is formed on the host, in float64, in the order
+    of names. LostRanks when a rank stands at another update, which only a bug can bring about.
+    """
+    names = sorted(owner)
+    held = [place for place, name in enumerate(names) if owner[name] == ranks.rank]
+    host = np.concatenate(
+        (np.array([update, CAUSES.index(cause)], dtype=np.int64), np.frombuffer(digests, dtype=np.int64))
+    )
+    values = torch.zeros(2 + len(names), dtype=torch.float64, device=sums.device)
+    values[:2] = sums
+    if held:
+        places = torch.tensor(held, device=sums.device) + 2
+        values.index_copy_(0, places, torch.stack([norms[names[place]] for place in held]))
+    message = torch.cat((torch.from_numpy(host).to(sums.device, non_blocking=True), values.view(torch.int64)))
+    told = np.array(wait_for(ranks.together(message)), dtype=np.int64)
+    if (told[:, 0] != update).any():
+        raise LostRanks(f"the ranks stand at different updates ({told[:, 0].tolist()}); the last checkpoint stands")
+    windows = len(host)
+    numbers = np.ascontiguousarray(told[:, windows:]).view(np.float64)
+    causes = [CAUSES[code] for code in told[:, 1] if code]
+    return Agreed(
+        nll_sum=tree(numbers[:, 0].tolist()),
+        z_sum=tree(numbers[:, 1].tolist()),
+        grad_norm=joined_norm({name: float(numbers[owner[name], 2 + place]) for place, name in enumerate(names)}),
+        cause=causes[0] if causes else None,
+        batch_digest=joined_digest(np.ascontiguousarray(told[:, 2:windows]).tobytes()),
+    )
+
+
+def wait_for(values: Tensor) -> list[list[int]]:
+    """The only place of the update path where the host waits for the device."""
+    result: list[list[int]] = values.tolist()
+    return result

@@ -1,0 +1,91 @@
+"""A hang is a machine fault: no update within the bound leaves tracebacks and ends the process with code 71.
+
+A thread of each rank looks at the clock; the loop says what may take how long. It also ends a rank whose
+parent is gone and that could not leave by itself. It measures nothing else.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from assay.errors import MachineError
+
+TIMES_MEDIAN = 10
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds without an update: the least bound, the one while things are compiled or saved, and after the parent."""
+
+    update: float = 600.0
+    compile: float = 3600.0
+    orphan: float = 30.0
+
+
+class HangWatch:
+    """Ends this process when nothing happens; `done` after each update, `pause` around what has no bound."""
+
+    def __init__(
+        self, bounds: Bounds, folder: Path, rank: int, orphaned: Callable[[], bool], tell: Callable[[str], None]
+    ) -> None:
+        """`folder` takes the tracebacks, `tell` the sentence; the clock starts with the first `begin`."""
+        self._bounds, self._folder, self._rank = bounds, folder, rank
+        self._orphaned, self._tell = orphaned, tell
+        self._seconds: deque[float] = deque(maxlen=100)
+        self._since: float | None = None
+        self._bound = bounds.compile
+        self._alone: float | None = None
+        threading.Thread(target=self._look, name="hang watch", daemon=True).start()
+
+    def begin(self, compiling: bool) -> None:
+        """An update begins."""
+        floor = self._bounds.compile if compiling else self._bounds.update
+        self._bound = max(TIMES_MEDIAN * median(self._seconds), floor) if self._seconds else floor
+        self._since = time.monotonic()
+
+    def done(self, seconds: float) -> None:
+        """An update is done; what follows it, such as a save, has the longer bound."""
+        self._seconds.append(seconds)
+        self._bound, self._since = max(self._bound, self._bounds.compile), time.monotonic()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """What may take any time: hashing a slot, waiting for data."""
+        before, self._since = self._since, None
+        yield
+        self._since = None if before is None else time.monotonic()
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            now, since = time.monotonic(), self._since
+            if since is not None and now - since > self._bound:
+                self._leave(f"no update for {now - since:,.0f} s (at most {self._bound:,.0f} s are expected)")
+            if self._orphaned():
+                self._alone = self._alone or now
+                if now - self._alone > self._bounds.orphan:
+                    os._exit(MachineError.code)
+
+    def _leave(self, words: str) -> None:
+        """Tracebacks of all threads and, where there is one, NCCL's record; then the end."""
+        place = self._folder / f"rank-{self._rank}.hang"
+        with place.open("w") as file:
+            print(words, file=file, flush=True)
+            faulthandler.dump_traceback(file, all_threads=True)
+        record = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace_json", None)
+        if torch.cuda.is_available() and record is not None:
+            self._folder.joinpath(f"rank-{self._rank}.nccl.json").write_bytes(record())
+        self._tell(f"{words}: tracebacks of all threads are in {place.name} of the segment's logs")
+        os._exit(MachineError.code)

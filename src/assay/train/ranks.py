@@ -1,0 +1,187 @@
+"""The ranks of a run and everything that they say to each other.
+
+Tensors go through the data group (NCCL between GPUs, gloo elsewhere), words through a gloo group on the
+host, as JSON and never pickled. A lost peer is `LostRanks`, never a hang of its own making. It
+does not start processes (see `launch.local`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from assay.errors import AssayError, Interrupted, MachineError
+from assay.run.outcome import fault_of
+
+# No collective gives up by itself: a dead rank closes its connections, and the hang watch sees the rest.
+PATIENCE = timedelta(days=30)
+
+
+class LostRanks(MachineError):
+    """Another rank is gone: its connection is closed. What it said of its end is found by `launch.local`."""
+
+
+@dataclass
+class Ranks:
+    """This process among all ranks; `size` 1 needs no group and sends nothing. `sent` counts bytes for benchmarks."""
+
+    rank: int = 0
+    size: int = 1
+    local: int = 0
+    data: Any = None
+    words: Any = None
+    staged: bool = False  # tensors of a device go through the host, because gloo carries them
+    backend: str | None = None
+    sent: int = 0
+    led: list[AssayError] = field(default_factory=list)  # faults that rank 0 shared with all
+
+    @property
+    def first(self) -> bool:
+        """True for rank 0, which alone writes."""
+        return self.rank == 0
+
+    def lead(self, act: Callable[[], Any]) -> Any:
+        """Rank 0 acts; every rank gets its result (JSON data), or raises the AssayError that it raised."""
+        if self.size == 1:
+            return act()
+        if not self.first:
+            told = self._from_first(None)
+            if "fault" in told:
+                self.led.append(fault_of(**told["fault"]))
+                raise self.led[-1]
+            return told["result"]
+        try:
+            result = act()
+        except LostRanks:
+            raise
+        except AssayError as fault:
+            cause = fault.cause if isinstance(fault, Interrupted) else None
+            self._from_first({"fault": {"code": fault.code, "message": str(fault), "cause": cause}})
+            raise
+        self._from_first({"result": result})
+        return result
+
+    def collect(self, value: Any) -> list[Any]:
+        """JSON data of every rank, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
+        mine = _encoded(value)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        with lost_peers():
+            dist.all_gather_into_tensor(lengths, torch.tensor([len(mine)]), group=self.words)
+            room = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+            room[: len(mine)] = mine
+            everyone = torch.zeros(self.size * len(room), dtype=torch.uint8)
+            dist.all_gather_into_tensor(everyone, room, group=self.words)
+        rows = everyone.view(self.size, -1)
+        return [_decoded(row[:length]) for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+    def _from_first(self, value: Any) -> Any:
+        """Rank 0's JSON data, on every rank."""
+        mine = _encoded(value)
+        length = torch.tensor([len(mine)])
+        with lost_peers():
+            dist.broadcast(length, 0, group=self.words)
+            words = mine if self.first else torch.empty(int(length), dtype=torch.uint8)
+            dist.broadcast(words, 0, group=self.words)
+        return _decoded(words)
+
+    def together(self, mine: Tensor) -> Tensor:
+        """The equally long vectors of all ranks, [ranks, n], on the device of `mine`."""
+        if self.size == 1:
+            return mine[None]
+        source = mine.cpu() if self.staged else mine
+        result = torch.empty(self.size * len(source), dtype=source.dtype, device=source.device)
+        with lost_peers():
+            dist.all_gather_into_tensor(result, source, group=self.data)
+        self.sent += (self.size - 1) * source.nbytes
+        return result.view(self.size, -1).to(mine.device)
+
+    def exchange(self, send: Tensor, splits: Sequence[int], mine: int) -> Tensor:
+        """Piece k of `send` (lengths `splits`) goes to rank k; returns the pieces for this rank, [ranks, mine]."""
+        source = send.cpu() if self.staged else send
+        result = torch.empty(self.size * mine, dtype=source.dtype, device=source.device)
+        with lost_peers():
+            dist.all_to_all_single(result, source, [mine] * self.size, list(splits), group=self.data)
+        self.sent += source.nbytes - splits[self.rank] * source.itemsize
+        return result.view(self.size, mine).to(send.device)
+
+    def add_up(self, tensor: Tensor) -> None:
+        """The plain sum over all ranks, in place, in whatever order the library takes."""
+        source = tensor.cpu() if self.staged else tensor
+        with lost_peers():
+            dist.all_reduce(source, group=self.data)
+        if self.staged:
+            tensor.copy_(source)
+        self.sent += 2 * (self.size - 1) * source.nbytes // self.size
+
+    def spread(self, tensor: Tensor, owner: int) -> None:
+        """Give every rank the owner's values, in place."""
+        source = tensor.cpu() if self.staged else tensor
+        with lost_peers():
+            dist.broadcast(source, owner, group=self.data)
+        if self.staged and owner != self.rank:
+            tensor.copy_(source)
+        self.sent += (self.size - 1) * source.nbytes if owner == self.rank else 0
+
+    def hand_over(self, tensor: Tensor, source: int, target: int) -> None:
+        """Carry one tensor in host memory from one rank to another, in place; the other ranks do nothing."""
+        with lost_peers():
+            if self.rank == source:
+                dist.send(tensor, target, group=self.words)
+            elif self.rank == target:
+                dist.recv(tensor, source, group=self.words)
+
+    def farewell(self) -> None:
+        """Wait until rank 0 has recorded the end and is gone; whatever happens meanwhile changes nothing."""
+        if self.size > 1 and not self.first:
+            try:
+                self._from_first(None)
+            except LostRanks:
+                return
+
+
+@contextmanager
+def lost_peers() -> Iterator[None]:
+    """A collective that fails has lost a peer: LostRanks in place of the library's words."""
+    try:
+        yield
+    except RuntimeError as fault:
+        first = (str(fault).splitlines() or ["no reason given"])[0]
+        raise LostRanks(f"communication between the ranks failed ({first}); the last checkpoint stands") from None
+
+
+def join(rank: int, size: int, local: int, device: torch.device, meeting: Path | None) -> Ranks:
+    """Meet the other ranks: through a file in the folder `meeting`, or as torch's own launcher's variables say.
+
+    NCCL carries tensors when each local rank has a GPU of its own; otherwise gloo does, through the host.
+    """
+    if size == 1:
+        return Ranks()
+    where: dict[str, Any] = {"init_method": "env://"}
+    if meeting is not None:
+        where = {"store": FileStore(str(meeting / "store"), size), "rank": rank, "world_size": size}
+    nccl = device.type == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() > local
+    with lost_peers():
+        dist.init_process_group("gloo", timeout=PATIENCE, **where)
+        words = dist.group.WORLD
+        data = dist.new_group(backend="nccl", timeout=PATIENCE, device_id=device) if nccl else words
+    return Ranks(rank, size, local, data, words, device.type == "cuda" and not nccl, "nccl" if nccl else "gloo")
+
+
+def _encoded(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _decoded(words: Tensor) -> Any:
+    return json.loads(words.numpy().tobytes())
