@@ -27,6 +27,10 @@ data_app = typer.Typer(help="Shards, queue, order, batches, exposure", no_args_i
 Seed = Annotated[int, typer.Option(metavar="S", help="The data seed")]
 GlobalBatch = Annotated[int, typer.Option(metavar="B", help="Sequences in one update")]
 Epochs = Annotated[int, typer.Option(metavar="E", help="How often the slot's data may be read")]
+RunsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--run", metavar="RUN", help="A run whose data and validation the slot must not repeat; repeatable"),
+]
 CapacitySeed = Annotated[int | None, typer.Option(metavar="S", help="Check the capacity for this data seed exactly")]
 
 
@@ -43,7 +47,9 @@ def create_command(
     ],
     block: Annotated[int, typer.Option(metavar="N", help="Context length in tokens")],
     pool: Annotated[str | None, typer.Option(metavar="NAME", help="The pool, where it is not the shard's")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse data that the queue holds already")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse data that was taken before, by range or document")
+    ] = False,
     reviewer: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY", help="Public key, or its .pub file, of one who may approve; may be repeated"),
@@ -98,11 +104,14 @@ def propose_command(
     updates: Annotated[int, typer.Option(metavar="N", help="Updates of the slot")],
     epochs: Epochs = 1,
     seed: CapacitySeed = None,
+    run: RunsOption = None,
+    root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the exact next line of a queue
 
-    Nothing is written.
+    Nothing is written. Refused (exit 3): what a strict queue holds or the runs and their ancestors took already,
+    and what the runs validate on.
     """
     from assay.cli import show
     from assay.data import queue as queues
@@ -112,11 +121,14 @@ def propose_command(
         now, updates=updates, parts=_parts(now, shards), global_batch=global_batch, epochs=epochs, seed=seed
     )
     slot = queues.next_slot(now, line, "the proposed line")
-    facts = _slot_facts(now, slot, global_batch, seed, now.head)
+    unseen = _admit(now, slot, run, root, shards)
+    facts = {**_slot_facts(now, slot, global_batch, seed, now.head), "not_compared": unseen}
     if as_json:
         show.as_json({**facts, "line": line.decode(), "line_sha256": slot.digest})
         return
     sys.stdout.buffer.write(line + b"\n")
+    for thing in unseen:
+        show.note(f"not compared: {thing}")
     show.note(
         f"slot {slot.number}: {slot.tokens:,} tokens, {facts['windows_needed']:,} windows needed, "
         f"{facts['windows_available']:,} available; save the line to a file for assay data append"
@@ -140,11 +152,13 @@ def append_command(
     ] = None,
     epochs: Epochs = 1,
     seed: CapacitySeed = None,
+    run: RunsOption = None,
+    root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Append exactly that line to its queue
 
-    Under the queue's lock, and only with the approvals that its header demands.
+    Under the queue's lock, and only with the approvals that its header demands. Refused as by propose.
     """
     from assay.cli import show
     from assay.data import approval
@@ -163,16 +177,19 @@ def append_command(
         content = queues.propose(
             now, updates=updates, parts=_parts(now, line), global_batch=global_batch, epochs=epochs, seed=seed
         )
+    unseen = _admit(now, queues.next_slot(now, content, "the line to append"), run, root, line if updates else [])
     slot = queues.append(queue, content, global_batch=global_batch, seed=seed)
     facts = {
         **_slot_facts(now, slot, global_batch, seed, slot.digest),
+        "not_compared": unseen,
         "approved_by": list(approval.demand(now, slot)) if now.trust else None,
     }
     if as_json:
         show.as_json(facts)
     else:
         facts["approved_by"] = ", ".join(facts["approved_by"] or ["nobody: the queue demands no approval"])
-        show.console().print(show.pairs(f"appended to {queue}", facts))
+        facts["not_compared"] = "; ".join(unseen) or None
+        show.console().print(show.pairs(f"appended to {queue}", {k: v for k, v in facts.items() if v is not None}))
 
 
 @data_app.command("order")
@@ -306,6 +323,19 @@ def _receipt(run: Path, facts: dict[str, Any], expect: Path) -> None:
     RunFolder(run).open_ledger().append("batches.checked", {**body, "expected": digest_file(expect)})
 
 
+def _admit(queue: Queue, slot: Slot, runs: list[Path] | None, root: list[Path] | None, shards: list[str]) -> list[str]:
+    from assay.run.folder import RunFolder
+    from assay.run.slots import admit
+
+    places = [*roots_of(queue.path, root), *(Path(_split(text)[0]) for text in shards)]
+    return admit(queue, slot, [RunFolder(path) for path in runs or []], places)
+
+
+def _split(text: str) -> list[str]:
+    """SHARD or SHARD:START:STOP as one or three texts."""
+    return text.rsplit(":", 2) if text.count(":") >= 2 and not Path(text).exists() else [text]
+
+
 def _parts(queue: Queue, shards: Sequence[str]) -> list[Part]:
     from assay.data.queue import parts_of
     from assay.data.shard import open_shard
@@ -313,7 +343,7 @@ def _parts(queue: Queue, shards: Sequence[str]) -> list[Part]:
 
     parts: list[Part] = []
     for text in shards:
-        name, *ends = text.rsplit(":", 2) if text.count(":") >= 2 and not Path(text).exists() else [text]
+        name, *ends = _split(text)
         if not all(end.isascii() and end.isdigit() for end in ends):
             raise InputError(f"{text!r} is not SHARD or SHARD:START:STOP with START and STOP in tokens")
         parts.extend(parts_of(queue, open_shard(Path(name)), *(int(end) for end in ends)))

@@ -356,7 +356,21 @@ def locate(queue: Queue, roots: Iterable[Path]) -> dict[str, Shard]:
         for part in slot.parts:
             if part.shard in found:
                 check_fit(queue, found[part.shard], part.stop)
+    one_pool(queue, found.values())
     return found
+
+
+def one_pool(queue: Queue, shards: Iterable[Shard]) -> None:
+    """DataError when shards of different pools would meet in one queue, whether or not its header names the pool."""
+    pools: dict[str, Shard] = {}
+    for shard in shards:
+        pools.setdefault(shard.pool, shard)
+    if len(pools) > 1:
+        first, second = list(pools.values())[:2]
+        raise DataError(
+            f"{queue.path} takes one pool, but {first.path} is of pool {first.pool!r} and {second.path} of "
+            f"{second.pool!r}; give each pool a queue of its own"
+        )
 
 
 def missing(queue: Queue, found: Mapping[str, Shard]) -> list[str]:

@@ -6,7 +6,8 @@ the work. It opens no run for writing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from assay.data import checking
 from assay.data.apart import HeldOut
 from assay.data.checking import Against
 from assay.data.freshness import queued_before
-from assay.data.queue import Queue, Slot
+from assay.data.queue import Queue, Slot, locate
 from assay.data.shard import Shard, open_shard
+from assay.errors import DataError
 from assay.ledger.ledger import read
 from assay.recipe.schema import Recipe
-from assay.run.consumption import Consumption, ancestry_of, taken_before
+from assay.run.consumption import Consumption, ancestry, ancestry_of, consumption, taken_before
 from assay.run.folder import RunFolder
 
 KIND = "slot.checked"
@@ -64,3 +66,42 @@ def past_checks(run: RunFolder) -> list[dict[str, Any]]:
 def checked(past: Iterable[Mapping[str, Any]], basis: Mapping[str, Any]) -> bool:
     """True when one of the past checks was of exactly this, and passed."""
     return any(all(body.get(key) == value for key, value in basis.items()) for body in past)
+
+
+def admit(queue: Queue, slot: Slot, runs: Sequence[RunFolder], roots: Iterable[Path]) -> list[str]:
+    """Hold a slot that is proposed or to be appended against its queue and against the named runs.
+
+    The shards at hand must fit the queue, pool included. A strict queue refuses (exit 3) what it holds already and
+    what the runs and their ancestors were trained on; every queue refuses what the runs validate on. Returns a
+    line for each thing that could not be compared. DataError when shards of the slot are needed and not here.
+    """
+    whole = replace(queue, slots=(*queue.slots, slot))
+    shards = locate(whole, roots)
+    consumed: dict[str, Consumption] = {}
+    unknown: list[str] = []
+    validations: dict[str, Shard] = {}
+    for run in runs:
+        ancestors, lost = ancestry(run)
+        unknown += [f"{start}: its run is not here" for start in lost]
+        consumed |= {one.run_id: one for one in [consumption(run), *ancestors]}
+        named = run.recipe().data.validation
+        if named is not None and (run.recipe_folder() / named).is_dir():
+            shard = open_shard(run.recipe_folder() / named)
+            validations[shard.sha256] = shard
+        elif named is not None:
+            unknown.append(f"{run.path}: its validation shard {named} is not here")
+    strict = queue.freshness == "strict"
+    if not strict and not validations:
+        return unknown
+    absent = [part.shard for part in slot.parts if part.shard not in shards]
+    if absent:
+        raise DataError(
+            f"{queue.path}: shard {absent[0]} of slot {slot.number} is not on this machine, so its documents cannot be "
+            "compared; name its folder with --root"
+        )
+    taken = [*queued_before(whole, slot, shards), *taken_before(list(consumed.values()), queue, slot)] if strict else []
+    where = f"slot {slot.number} for {queue.path}"
+    for validation in validations.values() or [None]:
+        against = Against(validation, taken, unknown)
+        checking.check(whole, slot, shards, against, HeldOut(validation) if validation else None, where)
+    return Against(None, taken, unknown).not_compared(queue)

@@ -162,6 +162,8 @@ class Ahead:
         if body is not None:
             self._ledger.append(KIND, body)
             self._past.append(body)
+            for thing in body["not_compared"]:
+                self._tell(f"slot {body['slot']}: its documents could not be compared with all: {thing}")
 
 
 def examine(run: RunFolder, recipe_file: Path, number: int) -> dict[str, Any]:
