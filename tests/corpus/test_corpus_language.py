@@ -1,4 +1,4 @@
-"""The language of a text is told offline, the same in every process and thread, from its beginning alone."""
+"""The language of a text is told offline, the same in every process and thread, from stretches of all of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from assay.corpus.language import PREFIX, UNKNOWN, identify, method
+from assay.corpus.language import CHARACTERS, UNKNOWN, identify, method, stretches
 from assay.files.shared import shared
 
 SENTENCES = {
@@ -55,9 +57,22 @@ def test_a_text_without_letters_has_no_language(text: str) -> None:
     assert identify(text) == (UNKNOWN, 0.0)
 
 
-def test_only_the_beginning_counts() -> None:
-    english = ((SENTENCES["en"] + " ") * 20)[:PREFIX]
-    assert identify("\n  " + english + SENTENCES["pl"] * 100) == identify(english)
+def test_a_text_that_only_begins_in_a_language_is_in_that_of_the_rest() -> None:
+    begun = SENTENCES["pl"] * 20 + SENTENCES["en"] * 80
+    assert len(SENTENCES["pl"] * 20) > CHARACTERS
+    assert identify(begun)[0] == "en"
+    assert identify(SENTENCES["en"] * 20 + SENTENCES["pl"] * 80)[0] == "pl"
+
+
+@given(st.text(max_size=3 * CHARACTERS))
+def test_a_thousand_characters_are_looked_at_with_both_ends(text: str) -> None:
+    seen = stretches(text)
+    if len(text) <= CHARACTERS:
+        assert seen == text
+    else:
+        assert len(seen) == CHARACTERS + 9
+        assert (seen[:100], seen[-100:]) == (text[:100], text[-100:])
+        assert all(seen[at : at + 100] in text for at in range(0, len(seen), 101))
 
 
 def test_processes_and_threads_agree_offline_and_say_what_is_missing() -> None:
@@ -70,4 +85,4 @@ def test_processes_and_threads_agree_offline_and_say_what_is_missing() -> None:
 
 def test_receipts_can_say_what_an_answer_depends_on() -> None:
     assert method()["library"] == "py3langid"
-    assert method()["characters"] == PREFIX
+    assert (method()["characters"], method()["stretches"]) == (CHARACTERS, 10)
