@@ -133,8 +133,9 @@ def test_what_does_not_come_with_assay_is_named() -> None:
 
 
 def test_the_l20_description_is_the_recipe_s_data_to_the_letter_and_building_it_says_what_is_missing(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     corpus = load(shared("corpora/fineweb-edu-l20.yaml")).corpus
     [one] = corpus.sources
     assert (one.path, one.config, one.split) == ("hf://datasets/HuggingFaceFW/fineweb-edu", "sample-10BT", "train")
@@ -143,7 +144,7 @@ def test_the_l20_description_is_the_recipe_s_data_to_the_letter_and_building_it_
     assert asked == {"score": 3.0, "int_score": 3}
     assert corpus.tokenizer.path == "hf://HuggingFaceTB/SmolLM2-135M"
     assert corpus.target_tokens == 18_928 * 258 * 2048
-    with pytest.raises(InputError, match="fineweb-edu is remote, and this version reads local files only"):
+    with pytest.raises(InputError, match="fineweb-edu has the revision null, which may move; pin the commit"):
         build(load(shared("corpora/fineweb-edu-l20.yaml")), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

@@ -5,45 +5,53 @@ Parses, calls one function of the room, shows tables or prints JSON. Progress go
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from assay.cli.corpus_card import card_command
+from assay.cli.options import JsonOption
+from assay.cli.progress import progress
 from assay.cli.reserve import reserve_command
 from assay.cli.show import as_json, console, note, pairs, table
 
 corpus_app = typer.Typer(help="From documents to shards, every document accounted for.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-CorpusFile = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus description, such as corpora/demo.yaml.")]
-NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist.")]
-BuiltFolder = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made.")]
+CorpusFile = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus description, such as corpora/demo.yaml")]
+NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist")]
+BuiltFolder = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made")]
 WorkerCount = Annotated[
     int | None,
-    typer.Option("--workers", min=1, max=1024, help="Processes; default: as many as are of use. Same bytes with any."),
+    typer.Option(min=1, max=1024, metavar="N", help="Processes at a time; default: as many as are of use; same bytes"),
 ]
-
-SHOW_AFTER = 2.0  # seconds: what is done before that needs no progress display
+Where = Annotated[
+    Literal["local", "ray"],
+    typer.Option("--on", metavar="ENGINE", help="local: this machine; ray: a Ray cluster; same bytes"),
+]
+Deadline = Annotated[
+    float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How long a remote read may go without success")
+]
 
 
 @corpus_app.command("build")
-def build_command(description: CorpusFile, out: NewFolder, workers: WorkerCount = None, json: Json = False) -> None:
-    """Documents to shards: training, validation, tokenizer, receipt, the names of all that was rejected.
+def build_command(
+    description: CorpusFile,
+    out: NewFolder,
+    workers: WorkerCount = None,
+    on: Where = "local",
+    deadline: Deadline = 600.0,
+    json: JsonOption = False,
+) -> None:
+    """Build shards from the documents of a description
 
     A build that was stopped goes on where it was: its work lies in OUT.work until OUT is there.
     """
     from assay.corpus.build import build
     from assay.corpus.description import load
 
-    with _progress() as tell:
-        receipt = build(load(description), out, tell, workers)
+    with progress() as tell:
+        receipt = build(load(description), out, tell, workers, on, deadline)
     _warn(receipt)
     if json:
         as_json(receipt)
@@ -61,9 +69,12 @@ def show_command(
     count: Annotated[
         int, typer.Option(min=1, max=10_000, help="Documents to show; of each reason with --rejected.")
     ] = 5,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
-    """The receipt of a built corpus and samples of its documents, decoded from the shards."""
+    """Show samples of a built corpus and its receipt
+
+    Texts are decoded from the shards: what is shown is what a model will see.
+    """
     from dataclasses import asdict
 
     from assay.corpus import looking
@@ -96,13 +107,23 @@ def show_command(
 
 
 @corpus_app.command("tokenizer")
-def tokenizer_command(description: CorpusFile, out: NewFolder, workers: WorkerCount = None, json: Json = False) -> None:
-    """Train the tokenizer of a corpus alone, on its training documents; the same bytes as `build` makes."""
+def tokenizer_command(
+    description: CorpusFile,
+    out: NewFolder,
+    workers: WorkerCount = None,
+    on: Where = "local",
+    deadline: Deadline = 600.0,
+    json: JsonOption = False,
+) -> None:
+    """Train the tokenizer of a corpus alone
+
+    On its training documents, never on validation: the same bytes as `assay corpus build` makes.
+    """
     from assay.corpus.build import build_tokenizer
     from assay.corpus.description import load
 
-    with _progress() as tell:
-        facts = build_tokenizer(load(description), out, tell, workers)
+    with progress() as tell:
+        facts = build_tokenizer(load(description), out, tell, workers, on, deadline)
     if json:
         as_json(facts)
         return
@@ -180,39 +201,3 @@ def _show_lossy(receipt: dict[str, Any]) -> None:
     rows = [(each["source"], each["reason"], each["byte"], each["documents"]) for each in receipt["lossy_by"]]
     console().print()
     console().print(table("Lossy when decoded", ("source", "reason", "first byte", "documents"), rows))
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A progress display on standard error for what lasts longer than `SHOW_AFTER`; plain lines without terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    screen = Console(stderr=True)
-    display = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=screen, transient=True
-    )
-    task = display.add_task("start", total=None)
-    begin = last = time.monotonic()
-    timer = threading.Timer(SHOW_AFTER, display.start)
-    timer.daemon = True
-    live = sys.stderr.isatty()
-
-    def tell(stage: str, done: int, total: int | None) -> None:
-        nonlocal last
-        text = stage if not done else f"{stage}: {done:,}{'' if total is None else f' of {total:,}'} documents"
-        display.update(task, description=text)
-        now = time.monotonic()
-        if not live and now - begin > SHOW_AFTER and now - last > SHOW_AFTER:
-            last = now
-            note(text)
-
-    if live:
-        timer.start()
-    try:
-        yield tell
-    finally:
-        if live:
-            timer.cancel()
-            timer.join()
-            display.stop()

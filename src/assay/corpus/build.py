@@ -14,16 +14,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from assay.corpus import duplicates, language, reserved
+from assay.corpus import duplicates, language, remote, reserved
 from assay.corpus import tokenizer as tokenizers
 from assay.corpus.admission import gate, refusal
 from assay.corpus.description import Corpus, Description
 from assay.corpus.duplicates import NearDuplicates
+from assay.corpus.on_ray import Cluster
 from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
 from assay.corpus.receipt import (
     ADMITTED,
@@ -41,6 +42,7 @@ from assay.corpus.receipt import (
     source_counts,
     tokenizer_facts,
 )
+from assay.corpus.remote import DEADLINE, Remote
 from assay.corpus.shards import (
     REJECTED,
     Accounts,
@@ -52,7 +54,7 @@ from assay.corpus.shards import (
     select,
     write_part,
 )
-from assay.corpus.sources import PIECE_BYTES, Piece, Surveyed, listed, refuse_remote, survey
+from assay.corpus.sources import PIECE_BYTES, Piece, Surveyed, listed, sizes, survey
 from assay.corpus.stages import (
     Clean,
     Decontaminate,
@@ -73,18 +75,20 @@ from assay.corpus.stages import (
     training_texts,
 )
 from assay.corpus.tokenizer import Tokenizer
-from assay.corpus.workers import Workers
+from assay.corpus.workers import Helpers, Workers
 from assay.errors import DataError, MachineError, Refused
 from assay.files.digest import canonical, digest, digest_file
 from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.files.reading import inside, read_bytes
+from assay.files.retry import Policy
 
-Tell = Callable[[str, int, int | None], None]  # stage, documents done, documents in all when known
+Tell = Callable[[str, int, int | None, str], None]  # stage, done, in all when known, of what: "documents", "bytes"
+Engine = Literal["local", "ray"]
 Task = TypeVar("Task")
 _LEAVING = ("duplicates", "near duplicates", "decontamination", "tokenize", "target")
 
 
-def _silent(stage: str, done: int, total: int | None) -> None:
+def _silent(stage: str, done: int, total: int | None, unit: str) -> None:
     """No progress is shown."""
 
 
@@ -94,8 +98,9 @@ class _Work:
 
     description: Description
     folder: Path
-    workers: Workers
+    workers: Helpers
     tell: Tell
+    brought: Remote
     surveyed: list[Surveyed]
     pieces: list[Piece]
     stages: dict[str, Stage] = field(default_factory=dict)
@@ -113,12 +118,24 @@ class _Work:
         self.stages[name] = Stage(self.folder / self.key)
         return self.stages[name]
 
-    def every(self, what: str, work: Callable[[Task], dict[str, Any]], tasks: Iterable[Task], count: str) -> None:
-        """`work` of every piece, told with the documents that the receipts count."""
-        done = 0
-        for record in self.workers.each(work, tasks):
-            done += record[count]
-            self.tell(what, done, None)
+    def every(self, what: str, work: Callable[[Task], dict[str, Any]], tasks: Iterable[Task], sizes: list[int],
+              unit: str = "documents") -> None:  # fmt: skip
+        """`work` of every piece, told with the sizes of the pieces."""
+        done, total = 0, sum(sizes)
+        self.tell(what, done, total, unit)
+        for size, _ in zip(sizes, self.workers.each(work, tasks), strict=True):
+            done += size
+            self.tell(what, done, total, unit)
+
+    def documents(self, standing: Standing) -> list[int]:
+        """How many documents of each piece are still in, as the receipts count them."""
+        counts = []
+        for piece in self.pieces:
+            records = [stage.receipt(piece.number) for stage in (standing.cleaned, *standing.since)]
+            counts.append(
+                sum(record["kept"] if "kept" in record else -record["rejected"] for record in records if record)
+            )
+        return counts
 
     @property
     def leaving(self) -> tuple[Stage, ...]:
@@ -126,15 +143,28 @@ class _Work:
         return tuple(self.stages[name] for name in _LEAVING if name in self.stages)
 
 
-def build(description: Description, out: Path, tell: Tell = _silent, workers: int | None = 1) -> dict[str, Any]:
+def build(
+    description: Description,
+    out: Path,
+    tell: Tell = _silent,
+    workers: int | None = 1,
+    on: Engine = "local",
+    deadline: float = DEADLINE,
+) -> dict[str, Any]:
     """Build the corpus into the new folder `out` and return its receipt. `workers` None: as many as are of use.
 
-    Raises InputError (description, tokenizer, held-out sets, `out` taken, a remote source), DataError (a source
-    missing, not the pinned bytes, or changing; a shard without documents), Refused (nothing admitted; another
-    build has the work folder), MachineError (a worker process died, a full disk).
+    `on` ray: the same work on a Ray cluster, whose machines share the file system of sources and `out`.
+
+    Remote sources are brought into the work folder first; `deadline`: seconds without success for any call there.
+
+    Raises InputError (description, tokenizer, held-out sets, `out` taken, a revision that is no commit), DataError (a
+    source missing, not the pinned bytes, or changing; a shard without documents), Refused (nothing admitted; no access
+    to a source; another build has the work folder), MachineError (a worker process died, a full disk), Interrupted
+    (cause network: the deadline passed; the same call goes on where it was).
     """
+    description, out = _placed(description, out, on)
     corpus = description.corpus
-    with _working(description, out, tell, workers) as work:
+    with _working(description, out, tell, workers, on, deadline) as work:
         standing = _clean(work)
         tokenizer = _tokenizer(work, standing)
         encoded = _tokenize(work, standing, tokenizer)
@@ -148,6 +178,7 @@ def build(description: Description, out: Path, tell: Tell = _silent, workers: in
             (folder / TOKENIZER / tokenizers.FILE).write_bytes(tokenizer.data)
             written = _write(work, encoded, tokenizer, folder)
             cleaned = work.stages["clean"]
+            work.tell("account for every document", 0, None, "documents")
             accounts = list_rejected(corpus, work.pieces, cleaned, work.leaving, encoded, folder / REJECTED)
             if corpus.duplicates.near is not None:
                 shutil.copytree(work.stages["near duplicates"].folder / NEAR, folder / NEAR)
@@ -165,14 +196,20 @@ def build(description: Description, out: Path, tell: Tell = _silent, workers: in
 
 
 def build_tokenizer(
-    description: Description, out: Path, tell: Tell = _silent, workers: int | None = 1
+    description: Description,
+    out: Path,
+    tell: Tell = _silent,
+    workers: int | None = 1,
+    on: Engine = "local",
+    deadline: float = DEADLINE,
 ) -> dict[str, Any]:
     """Train (or take) the corpus's tokenizer alone into the new folder `out`; the same bytes as `build`'s.
 
     Returns the counts of documents; raises what `build` raises.
     """
+    description, out = _placed(description, out, on)
     corpus = description.corpus
-    with _working(description, out, tell, workers) as work:
+    with _working(description, out, tell, workers, on, deadline) as work:
         tokenizer = _tokenizer(work, _clean(work))
         accounts = _so_far(work)
         with publish_folder(out) as folder:
@@ -190,39 +227,51 @@ def build_tokenizer(
 
 
 @contextmanager
-def _working(description: Description, out: Path, tell: Tell, workers: int | None) -> Iterator[_Work]:
+def _working(
+    description: Description, out: Path, tell: Tell, workers: int | None, on: Engine, deadline: float
+) -> Iterator[_Work]:
     """Hashed sources, workers and the work folder, which goes when the block ends without error."""
     corpus = description.corpus
     refuse_existing(out)
-    refuse_remote(corpus)
-    with Workers(_count(description) if workers is None else workers) as helpers:
-        surveyed, pieces = survey(corpus, description.folder, helpers)
-        _expect_given(description)
-        with work_folder(out) as folder:
-            try:
-                yield _Work(description, folder, helpers, tell, surveyed, pieces)
-                shutil.rmtree(folder)
-            except OSError as fault:  # a full disk, most often
-                raise MachineError(
-                    f"{out} could not be built: {fault}; mend that and build again: it goes on where it was"
-                ) from None
+    remote.expect_pinned(corpus)
+    with work_folder(out) as folder:
+        try:
+            brought = remote.bring(corpus, folder, Policy(deadline), tell)
+            count = _count(description, brought) if workers is None and on == "local" else workers
+            with Cluster(description.folder, folder, count) if on == "ray" else Workers(count or 1) as helpers:
+                surveyed, pieces = survey(corpus, description.folder, helpers, tell, brought.sources)
+                _expect_given(description, brought)
+                yield _Work(description, folder, helpers, tell, brought, surveyed, pieces)
+            shutil.rmtree(folder)
+        except OSError as fault:  # a full disk, most often
+            raise MachineError(
+                f"{out} could not be built: {fault}; mend that and build again: it goes on where it was"
+            ) from None
 
 
-def _count(description: Description) -> int:
+def _placed(description: Description, out: Path, on: Engine) -> tuple[Description, Path]:
+    """Absolute places for machines that have another working folder; nothing that is written depends on them."""
+    if on == "local":
+        return description, out
+    return replace(description, folder=description.folder.absolute()), out.absolute()
+
+
+def _count(description: Description, brought: Remote) -> int:
     """How many processes are of use: a piece each, no more than processors. A small corpus needs no second one."""
-    files = [path for source in description.corpus.sources for _, path in listed(source, description.folder)[0]]
+    sources = description.corpus.sources
+    files = [path for s in sources for _, path in listed(s, description.folder, brought.sources.get(s.name))[0]]
     pieces = sum(path.stat().st_size for path in files) // PIECE_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), pieces))
 
 
-def _expect_given(description: Description) -> None:
+def _expect_given(description: Description, brought: Remote) -> None:
     """Refuse faulty licence records, lists, tokenizers, held-out sets and indexes now, not after hours of cleaning."""
     corpus, folder = description.corpus, description.folder
     reserved.read(corpus.admission.reserved, corpus.pool, folder)
     for source in corpus.sources:
         gate(source, corpus, folder)
     if corpus.tokenizer.path is not None:
-        tokenizers.from_bytes(_given_tokenizer(description), corpus.end_of_text, str(folder / corpus.tokenizer.path))
+        _given_tokenizer(description, brought)
     if corpus.decontamination is not None:
         held_out(corpus, folder)
     near = corpus.duplicates.near
@@ -230,38 +279,53 @@ def _expect_given(description: Description) -> None:
         NearDuplicates.load(inside(folder, near.against, "duplicates.near.against"))
 
 
-def _given_tokenizer(description: Description) -> bytes:
-    path = inside(description.folder, description.corpus.tokenizer.path, "tokenizer.path")
-    return read_bytes(path, "a tokenizer.json")
+def _given_tokenizer(description: Description, brought: Remote) -> Tokenizer:
+    corpus = description.corpus
+    path, name = brought.tokenizer, str(corpus.tokenizer.path)
+    if path is None:
+        path = inside(description.folder, corpus.tokenizer.path, "tokenizer.path")
+        name = str(path)
+    return tokenizers.from_bytes(read_bytes(path, "a tokenizer.json"), corpus.end_of_text, name)
 
 
 def _clean(work: _Work) -> Standing:
     """All stages before the tokenizer; what is still in."""
     corpus, pieces, folder = work.corpus, work.pieces, work.description.folder
     cleaned = work.stage("clean", _clean_facts(work))
-    work.every("read and admit", clean, [Clean(corpus, folder, cleaned, piece) for piece in pieces], "items")
+    tasks = [Clean(corpus, folder, cleaned, piece) for piece in pieces]
+    work.every("read and admit", clean, tasks, sizes(pieces), "bytes")
     standing = Standing(cleaned)
     doubled = work.stage("duplicates", {"exact": corpus.duplicates.exact})
-    work.tell("exact duplicates", 0, None)
-    exact_duplicates(corpus, pieces, standing, doubled)
+    documents = sum(work.documents(standing))
+    exact_duplicates(
+        corpus, pieces, standing, doubled, lambda done: work.tell("exact duplicates", done, documents, "documents")
+    )
     standing = standing.then(doubled)
     near = corpus.duplicates.near
     if near is not None:
         asked = parameters(corpus)
         work.methods["near duplicates"] = duplicates.method(asked)
         signed = work.stage("signatures", work.methods["near duplicates"])
-        work.every("sign", sign, [Sign(asked, standing, signed, piece) for piece in pieces], "documents")
+        counts = work.documents(standing)
+        work.every("sign", sign, [Sign(asked, standing, signed, piece) for piece in pieces], counts)
         against = None if near.against is None else digest_file(folder / near.against / duplicates.HEADER)
         alike = work.stage("near duplicates", {"against": against, "name": corpus.name})
-        work.tell("near duplicates", 0, None)
-        near_duplicates(corpus, folder, pieces, signed, alike)
+        documents = sum(counts)
+        near_duplicates(
+            corpus,
+            folder,
+            pieces,
+            signed,
+            alike,
+            lambda done: work.tell("near duplicates", done, documents, "documents"),
+        )
         standing = standing.then(alike)
     if corpus.decontamination is not None:
         work.methods["decontamination"] = held_out(corpus, folder).method()
         fields = {"fields": list(corpus.decontamination.fields)}
         found = work.stage("decontamination", {**work.methods["decontamination"], **fields})
-        tasks = [Decontaminate(corpus, folder, standing, found, piece) for piece in pieces]
-        work.every("decontaminate", decontaminate, tasks, "documents")
+        looking = [Decontaminate(corpus, folder, standing, found, piece) for piece in pieces]
+        work.every("decontaminate", decontaminate, looking, work.documents(standing))
         standing = standing.then(found)
     _expect_documents(work, part_counts(corpus, pieces, standing))
     return standing
@@ -325,23 +389,31 @@ def _tokenizer(work: _Work, standing: Standing) -> Tokenizer:
     """The given tokenizer, or one trained on the training documents (never on validation)."""
     corpus = work.corpus
     if corpus.tokenizer.path is not None:
-        name = str(work.description.folder / corpus.tokenizer.path)
-        return tokenizers.from_bytes(_given_tokenizer(work.description), corpus.end_of_text, name)
+        return _given_tokenizer(work.description, work.brought)
     train = corpus.tokenizer.train
     assert train is not None  # one of the two is given
     facts = {"vocabulary": train.vocabulary, "end_of_text": corpus.end_of_text, "shards": corpus.shards,
              "validation": corpus.validation.model_dump(mode="json")}  # fmt: skip
     stage = work.stage("tokenizer", facts)
-    work.tell("train the tokenizer", 0, None)
 
     def write(place: Callable[[str], Path]) -> dict[str, Any]:
-        texts = training_texts(corpus, work.pieces, standing)
+        texts = _told(work, "read for the tokenizer", training_texts(corpus, work.pieces, standing), standing)
         place(tokenizers.FILE).write_bytes(tokenizers.train(texts, train.vocabulary, corpus.end_of_text))
         return {}
 
     stage.make(0, write)
     data = stage.opened(0, tokenizers.FILE).read_bytes()
     return tokenizers.from_bytes(data, corpus.end_of_text, "the trained tokenizer")
+
+
+def _told(work: _Work, stage: str, texts: Iterator[str], standing: Standing) -> Iterator[str]:
+    """The training texts, told as they are taken; behind the last one the tokenizer is computed."""
+    total = sum(work.documents(standing))
+    for done, text in enumerate(texts):
+        if done % 256 == 0:
+            work.tell(stage, done, total, "documents")
+        yield text
+    work.tell("train the tokenizer", 0, None, "documents")
 
 
 def _tokenize(work: _Work, standing: Standing, tokenizer: Tokenizer) -> Stage:
@@ -354,7 +426,7 @@ def _tokenize(work: _Work, standing: Standing, tokenizer: Tokenizer) -> Stage:
     path = work.folder / f"{tokenizer.digest[7:31]}.tokenizer.json"
     publish_file(path, tokenizer.data)
     tasks = [Tokenize(corpus, path, str(path), standing, encoded, piece) for piece in work.pieces]
-    work.every("tokenize", tokenize, tasks, "documents")
+    work.every("tokenize", tokenize, tasks, work.documents(standing))
     names, counts = part_names(corpus), documents_of(corpus, work.pieces, encoded)
     by_part = Counter({names[part]: count for part, count in counts.items() if count})
     if not by_part:
@@ -381,11 +453,11 @@ def _write(work: _Work, encoded: Stage, tokenizer: Tokenizer, folder: Path) -> l
         )
         for number in range(corpus.shards + 1)
     ]
-    written, done = [], 0
+    written, done, total = [], 0, sum(documents_of(corpus, work.pieces, encoded).values())
     for each in work.workers.each(write_part, parts):
         written.append(each)
         done += each.counts.admitted.total()
-        work.tell("write shards", done, None)
+        work.tell("write shards", done, total, "documents")
     with (folder / ADMITTED).open("wb") as whole:
         for name in part_names(corpus):
             with listing(folder, name).open("rb") as file:

@@ -227,6 +227,7 @@ def _by_source(built: Built, counts: Counts) -> dict[str, Any]:
             "bytes": found.bytes,
             "files": len(found.files),
             "files_of_other_formats": found.passed_over,
+            **({} if found.checked is None else {"fetched_and_checked_by": found.checked}),
         }
     return result
 

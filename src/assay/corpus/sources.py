@@ -1,19 +1,20 @@
 """What a source consists of: its files in the order of their names, their digests, and the pieces to read.
 
 The pieces depend on the bytes alone: neither the order of a listing, nor the number of processes, nor
-the machine changes them. Remote places are refused for now. No document is looked at here.
+the machine changes them. Remote files are there already (`corpus.remote`). No document is looked at here.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from assay.corpus.description import Corpus, Source, is_remote
-from assay.corpus.workers import Workers
+from assay.corpus.description import Corpus, Source
+from assay.corpus.workers import Helpers
 from assay.errors import DataError, InputError
 from assay.files.digest import PREFIX, canonical, digest
 from assay.files.reading import inside
@@ -63,6 +64,7 @@ class Surveyed:
     files: tuple[File, ...]
     passed_over: int
     sha256: str
+    checked: dict[str, int] | None = None  # of a remote source: how many files by which statement of the far side
 
     @property
     def bytes(self) -> int:
@@ -79,20 +81,26 @@ class _Stretch:
     first: int
 
 
-def refuse_remote(corpus: Corpus) -> None:
-    """InputError, naming the first place that is not on this machine."""
-    for source in corpus.sources:
-        if is_remote(source.path):
-            raise InputError(
-                f"source {source.name!r}: {source.path} is remote, and this version reads local files only; "
-                "fetch the files into the description's folder and give their path"
-            )
-    path = corpus.tokenizer.path
-    if path is not None and is_remote(path):
-        raise InputError(
-            f"tokenizer.path: {path} is remote, and this version reads local files only; "
-            "fetch its tokenizer.json into the description's folder and give its path"
-        )
+@dataclass(frozen=True)
+class Brought:
+    """The files of a remote source as they lie in the work folder: names, places, their digests in that order.
+
+    `one`: the source is a file, not a folder; `checked`: how many files by which statement of the far side.
+    """
+
+    files: tuple[tuple[str, Path], ...]
+    sha256: tuple[str, ...]
+    passed_over: int
+    one: bool
+    checked: dict[str, int]
+
+    @property
+    def digest(self) -> str:
+        """What a description pins."""
+        return _whole(self.one, [(name, sha256) for (name, _), sha256 in zip(self.files, self.sha256, strict=True)])
+
+
+NOTHING: Mapping[str, Brought] = {}
 
 
 def source_path(source: Source, folder: Path) -> Path:
@@ -103,13 +111,20 @@ def source_path(source: Source, folder: Path) -> Path:
     return path
 
 
-def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
+def endings(format: Literal["jsonl", "parquet", "text"]) -> tuple[str, ...]:
+    """How the names of a source's files end."""
+    wanted = SUFFIXES[format]
+    return wanted if format == "parquet" else (*wanted, *(w + c for w in wanted for c in COMPRESSED))
+
+
+def listed(source: Source, folder: Path, brought: Brought | None = None) -> tuple[list[tuple[str, Path]], int]:
     """The files of a source with their names, in the order of the names' UTF-8 bytes; how many others lie there."""
+    if brought is not None:
+        return list(brought.files), brought.passed_over
     path = source_path(source, folder)
     if path.is_file():
         return [(path.name, path)], 0
-    wanted = SUFFIXES[source.format]
-    endings = wanted if source.format == "parquet" else (*wanted, *(w + c for w in wanted for c in COMPRESSED))
+    wanted = endings(source.format)
     found, others = [], 0
     for each in path.rglob("*"):
         if each.is_dir():
@@ -118,50 +133,91 @@ def listed(source: Source, folder: Path) -> tuple[list[tuple[str, Path]], int]:
         if not name.isprintable():  # names go into lists and messages; halves of characters are not printable either
             raise InputError(f"source {source.name!r}: the name {name!a} in {path} is not printable text; rename it")
         place = inside(folder, f"{source.path}/{name}", f"source {source.name!r}")
-        if each.name.endswith(endings):
+        if each.name.endswith(wanted):
             found.append((name, place))
         else:
             others += 1
     if not found:
         raise DataError(
-            f"source {source.name!r}: {path} holds no file that ends with {' or '.join(endings)}; "
+            f"source {source.name!r}: {path} holds no file that ends with {' or '.join(wanted)}; "
             "correct `path` or `format` in the description"
         )
     return sorted(found, key=lambda item: item[0].encode("utf-8")), others
 
 
-def survey(corpus: Corpus, folder: Path, workers: Workers) -> tuple[list[Surveyed], list[Piece]]:
-    """Hash every file of every source and cut them into pieces.
+def _silent(stage: str, done: int, total: int | None, unit: str) -> None:
+    """No progress is shown."""
 
-    Raises InputError (a remote place, a path that leaves the folder), DataError (not there, not the pinned bytes).
+
+def survey(
+    corpus: Corpus,
+    folder: Path,
+    workers: Helpers,
+    tell: Callable[[str, int, int | None, str], None] = _silent,
+    brought: Mapping[str, Brought] = NOTHING,
+) -> tuple[list[Surveyed], list[Piece]]:
+    """Hash every file of every source and cut them into pieces; `brought`: the files of remote sources by their names.
+
+    Raises InputError (a path that leaves the folder), DataError (not there, not the pinned bytes).
     """
-    refuse_remote(corpus)
     tasks, passed_over = [], []
     for index, source in enumerate(corpus.sources):
-        here, others = listed(source, folder)
+        here, others = listed(source, folder, brought.get(source.name))
         passed_over.append(others)
         tasks += [(index, source, name, path) for name, path in here]
-    looked = list(workers.each(_look, tasks))
+    looked, done, total = list[_Look](), 0, sum(path.stat().st_size for _, _, _, path in tasks)
+    for found in workers.each(_look, tasks):
+        looked.append(found)
+        done += found[0].bytes
+        tell("hash the sources", done, total, "bytes")
     surveyed, pieces = [], list[Piece]()
     for index, source in enumerate(corpus.sources):
         mine = [found for task, found in zip(tasks, looked, strict=True) if task[0] == index]
         files_found = tuple(file for file, _, _ in mine)
-        surveyed.append(Surveyed(files_found, passed_over[index], _digest(source, folder, files_found)))
+        far = brought.get(source.name)
+        sha256 = _digest(source, folder, files_found, far)
+        surveyed.append(Surveyed(files_found, passed_over[index], sha256, None if far is None else far.checked))
         for kind, files, stretch, fault in _cut(source, mine):
             pieces.append(Piece(len(pieces), index, kind, files, stretch.start, stretch.stop, stretch.first, fault))
     return surveyed, pieces
 
 
-def _digest(source: Source, folder: Path, files: tuple[File, ...]) -> str:
-    """Of one file its digest; of a folder that of the names and digests of its files. Compared with the pin."""
-    one = source_path(source, folder).is_file()
-    found = files[0].sha256 if one else digest(canonical({file.name: file.sha256 for file in files}))
-    if source.sha256 is not None and found != source.sha256:
+def sizes(pieces: list[Piece]) -> list[int]:
+    """About how many bytes each piece has to read, for progress; row groups share their file's bytes evenly."""
+    shares = Counter(piece.files[0].path for piece in pieces if piece.kind == "groups")
+    return [
+        piece.stop - piece.start
+        if piece.kind == "lines"
+        else sum(file.bytes for file in piece.files) // max(1, shares[piece.files[0].path])
+        for piece in pieces
+    ]
+
+
+def _digest(source: Source, folder: Path, files: tuple[File, ...], brought: Brought | None) -> str:
+    """The digest of a source, compared with the pin; a remote one's also with what was brought."""
+    one = brought.one if brought is not None else source_path(source, folder).is_file()
+    found = _whole(one, [(file.name, file.sha256) for file in files])
+    if brought is not None and found != brought.digest:
         raise DataError(
-            f"source {source.name!r}: {source.path} has the digest {found}, but {source.sha256} is pinned; "
-            "restore the file, or pin what was reviewed anew"
+            f"source {source.name!r}: files in {files[0].path.parent} are not what was fetched; delete that folder and "
+            "build again"
         )
+    if source.sha256 not in (None, found):
+        raise pin_broken(source, found)
     return found
+
+
+def _whole(one: bool, files: list[tuple[str, str]]) -> str:
+    """Of one file its digest; of a folder that of the names and digests of its files."""
+    return files[0][1] if one else digest(canonical(dict(files)))
+
+
+def pin_broken(source: Source, found: str) -> DataError:
+    """The sentence about a source that has another digest than the pinned one."""
+    return DataError(
+        f"source {source.name!r}: {source.path} has the digest {found}, but {source.sha256} is pinned; "
+        "restore the file, or pin what was reviewed anew"
+    )
 
 
 _Look = tuple[File, tuple[_Stretch, ...], str]

@@ -1,0 +1,149 @@
+"""Object stores (S3 and what speaks like it; Google's, Azure's and local folders in the same way) through obstore.
+
+Every call is one try without retries of the client: `files.retry` decides about the next. Credentials come from the
+usual environment variables or the machine's role and stand in no message. Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from assay.errors import AssayError, DataError, InputError, Refused
+from assay.files.retry import Transient, again, patience
+
+_CHUNK = 1 << 16  # what is lost of a stream that breaks off
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+_METADATA = ("http://169.254.169.254", "http://[fd00:ec2::254]")  # where a machine's role is asked for
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object as the store lists it. `etag` without quotes; None when the store gives none."""
+
+    key: str
+    bytes: int
+    etag: str | None
+
+
+@dataclass(frozen=True)
+class Store:
+    """A bucket, opened; `address` is how messages name it, such as s3://bucket."""
+
+    address: str
+    inner: Any
+
+
+def opened(address: str, deadline: float) -> tuple[Store, str]:
+    """The store of `scheme://bucket/prefix` and the prefix; no request is made.
+
+    `deadline`: of the policy that its calls are made with. Raises InputError for an address that names no store.
+    """
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
+    parts = urlsplit(address)
+    root = f"{parts.scheme}://{parts.netloc}"
+    endpoint = next((os.environ[n] for n in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if os.environ.get(n)), "")
+    pause = timedelta(seconds=patience(deadline))
+    try:
+        inner = from_url(
+            root,
+            retry_config={"max_retries": 0, "retry_timeout": pause},
+            client_options={
+                "connect_timeout": pause,
+                "read_timeout": pause,
+                "timeout": timedelta(days=7),  # of a whole body; the read time-out finds one that stands still
+                "allow_http": endpoint.startswith("http://"),
+            },
+        )
+    except (BaseError, ValueError):
+        raise InputError(
+            f"{address} names no object store that can be opened; s3://bucket/prefix is expected"
+        ) from None
+    return Store(root, inner), parts.path.strip("/")
+
+
+def objects(store: Store, prefix: str) -> list[Object]:
+    """All objects below `prefix`, or the one that is called so, in the order of their keys' UTF-8 bytes.
+
+    The client takes any answer with status 200 for a page, one of something in between for an empty one: a listing
+    that must be whole is asked for twice.
+    """
+    import obstore
+
+    what = f"{store.address}/{prefix}".rstrip("/")
+    with _explained(what):
+        found = obstore.list(store.inner, prefix or None).collect()
+        if not found and prefix:
+            try:
+                found = [obstore.head(store.inner, prefix)]
+            except FileNotFoundError:
+                raise DataError(f"{what} holds no object; correct the bucket or the prefix") from None
+    listed = [Object(str(o["path"]), int(o["size"]), (o["e_tag"] or "").strip('"') or None) for o in found]
+    return sorted(listed, key=lambda each: each.key.encode("utf-8"))
+
+
+def chunks(store: Store, wanted: Object, offset: int = 0) -> Iterator[bytes]:
+    """The bytes of an object from `offset` on, 64 KiB or more at a time; DataError when it is another one by now."""
+    import obstore
+
+    options: dict[str, Any] = {"range": {"offset": offset}} if offset else {}
+    if wanted.etag is not None:
+        options["if_match"] = f'"{wanted.etag}"'
+    with _explained(f"{store.address}/{wanted.key}"):
+        result = obstore.get(store.inner, wanted.key, options=options)
+        if result.meta["size"] != wanted.bytes or result.range[0] != offset:
+            raise Transient(f"another range or size was sent than byte {offset} of {wanted.bytes} and on")
+        for chunk in result.stream(_CHUNK):
+            yield bytes(chunk)
+
+
+class _explained:
+    """A fault of the client as what it means: `Transient`, or one sentence that names `what`."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> None:
+        from obstore.exceptions import BaseError
+
+        if isinstance(fault, (BaseError, FileNotFoundError)):
+            raise explained(fault, self._what) from None
+
+
+def explained(fault: BaseException, what: str) -> Transient | AssayError:
+    """What a fault of obstore means. It keeps a failed answer's headers to itself, so no Retry-After is known."""
+    from obstore import exceptions
+
+    text = str(fault)
+    found, named = _STATUS.search(text), _CODE.search(text)
+    status, code = int(found[1]) if found else 0, named[1] if named else ""
+    answer = f"HTTP {status}{' ' + code if code else ''}"
+    if any(address in text for address in _METADATA):
+        return Refused(f"{what}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                       "AWS_SKIP_SIGNATURE=true for a public bucket")  # fmt: skip
+    if isinstance(fault, exceptions.PreconditionError) or status == 412:
+        return DataError(f"{what} changed after it was listed; build again when it is at rest")
+    if isinstance(fault, FileNotFoundError) or status == 404:
+        return DataError(f"{what} is not there (HTTP 404{' ' + code if code else ''}); correct the bucket or the path")
+    denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+    if isinstance(fault, denied) or status in (401, 403) or code in ("ExpiredToken", "InvalidToken"):
+        return Refused(f"{what} may not be read with these credentials ({answer}); give others by AWS_ACCESS_KEY_ID, "
+                       "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN")  # fmt: skip
+    if "BareRedirect" in text or 300 <= status <= 399:
+        return InputError(f"{what} is in another region; set AWS_REGION")
+    if status and not again(status) and code not in ("RequestTimeout", "SlowDown"):
+        return DataError(f"{what}: the store refuses the request ({answer}); correct the path or AWS_ENDPOINT_URL")
+    if status:
+        return Transient(answer)
+    return Transient("timed out" if "Timeout" in text or "TimedOut" in text else "the connection failed or broke off")
