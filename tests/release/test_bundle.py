@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forging import edit, flip, records, set_receipt
+from forging import edit, flip, lines_of, records, set_receipt
 from trained_run import RECIPE, TOKENIZER, assay
 
+from assay.data import queue as queues
 from assay.errors import AssayError
 from assay.files.digest import digest_file
 from assay.release.bundle import SUMS, bundle, sums
@@ -30,6 +31,13 @@ FILES = {
 }  # fmt: skip
 
 
+def approvals(project: Path) -> set[str]:
+    """The names in a bundle of the approvals of the two slots that the project's run consumed."""
+    beside = project / "data" / "queue.jsonl.d" / "approved"
+    lines = [slot.digest.removeprefix("sha256:") for slot in queues.load(project / "data" / "queue.jsonl").slots[:2]]
+    return {f"approvals/{path.name}" for path in beside.iterdir() if path.name.split(".")[0] in lines}
+
+
 @pytest.fixture(scope="module")
 def made(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of the newest checkpoint, made by the command; only to be read."""
@@ -39,8 +47,8 @@ def made(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = json.loads(done.stdout)
     head = records(trained / "run" / "ledger.jsonl")[-1]["seq"]
     assert (facts["ok"], facts["signed"], facts["step"], facts["head"]["seq"]) == (True, False, 12, head)
-    assert set(facts["files"]) == FILES
-    assert "signature" in facts["unsupported"]
+    assert set(facts["files"]) == FILES | approvals(trained)
+    assert any(one.startswith("signature") for one in facts["unsupported"])
     return out
 
 
@@ -64,11 +72,13 @@ def inside(path: Path) -> set[str]:
     return {one.relative_to(path).as_posix() for one in path.rglob("*") if one.is_file()}
 
 
-def test_the_list_is_closed_and_sha256sum_agrees(made: Path) -> None:
-    assert inside(made) == FILES
+def test_the_list_is_closed_and_sha256sum_agrees(made: Path, trained: Path) -> None:
+    signed = approvals(trained)
+    assert len(signed) == 4  # two reviewers, two slots; nothing of the third, which the run did not reach
+    assert inside(made) == FILES | signed
     done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=made, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == len(FILES) - 1
+    assert len(done.stdout.splitlines()) == len(FILES | signed) - 1
     assert (made / "tokenizer.json").read_bytes() == TOKENIZER
     code = json.loads((made / "code.json").read_bytes())
     assert [one["segment"] for one in code["training_source"]] == [1, 2]
@@ -81,7 +91,7 @@ def test_a_bundle_verifies_alone_and_fully_with_the_data(made: Path, trained: Pa
     report = verify(made)
     assert report.holds(strict=False), failed(made)
     open_claims = {claim.claim for claim in report.claims if claim.result == UNVERIFIABLE}
-    assert open_claims == {"order digest recomputed", "other checkpoints"}
+    assert open_claims == {"order digest recomputed", "other checkpoints", "approved by keys that the reader trusts"}
     again = verify(made, [trained / "data"])
     told = {claim.claim: claim for claim in again.claims}
     assert told["order digest recomputed"].result == "verified"
@@ -94,7 +104,7 @@ def test_nothing_private_is_in_a_bundle(made: Path, trained: Path) -> None:
     salt = (trained / "run" / "salt").read_text()
     words = [str(trained), str(trained.parent), os.getcwd(), str(Path.home()), platform.node(), salt]
     words += [str(Path(os.path.realpath(trained))), "origin", "owner.lock"]
-    for path in map(made.joinpath, FILES):
+    for path in map(made.joinpath, inside(made)):
         content = path.read_bytes()
         for word in words:
             # A name of one or two letters would be found in any bytes.
@@ -103,7 +113,7 @@ def test_nothing_private_is_in_a_bundle(made: Path, trained: Path) -> None:
 
 def test_a_full_checkpoint_gives_its_weights_alone(trained: Path, tmp_path: Path) -> None:
     made = bundle(RunFolder(trained / "run"), tmp_path / "seven", 7)
-    assert set(made.files) == FILES
+    assert set(made.files) == FILES | approvals(trained)
     about = json.loads((tmp_path / "seven" / "bundle.json").read_bytes())
     assert (about["step"], about["checkpoint"]["kind"]) == (7, "full")
     assert any("optimizer" in one for one in about["unsupported"])
@@ -156,8 +166,9 @@ def test_lines_that_no_receipt_seals_stay_out(project: Path, tmp_path: Path) -> 
     assert about["metrics"]["left_out_bytes"] == path.stat().st_size - len(sealed)
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("name", [*sorted(FILES), "an approval"])
 def test_a_changed_a_missing_and_a_foreign_byte_of_any_file_fail(name: str, copy: Path) -> None:
+    name = name if name in FILES else min(one for one in inside(copy) if one.startswith("approvals/"))
     whole = (copy / name).read_bytes()
     flip(copy / name)
     assert failed(copy), f"a bit of {name} was changed"
@@ -237,7 +248,7 @@ FORGERY: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a signature that is none": (
         lambda path: (edit(path / "bundle.json", '"signed": false', '"signed": true'), resum(path)),
         "closed list",
-        "no signature",
+        "signed is True, but signature.dsse.json is not there",
     ),
 }
 
@@ -268,7 +279,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], int | None, int, str]] = {
     "a broken chain": (lambda run: flip(run / "ledger.jsonl"), None, 6, "ledger.jsonl"),
     "metrics cut": (lambda run: os.truncate(run / "metrics.jsonl", 100), None, 6, "is shorter than"),
     "another queue": (
-        lambda run: edit(run.parent / "data/queue.jsonl", '"updates":8', '"updates":7'),
+        lambda run: (
+            lines_of(run.parent / "data/queue.jsonl", lambda lines: lines[:3]),
+            edit(run.parent / "data/queue.jsonl", '"updates":8', '"updates":7'),
+        ),
         None,
         4,
         "does not begin with the queue",

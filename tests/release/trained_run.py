@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.data import approval
 from assay.data import queue as queues
 from assay.data.shard import Source, write_shard
 from assay.files.digest import digest
+from assay.ledger import keys
 
 RECIPE = """# a comment that stays
 name: small
@@ -26,6 +28,7 @@ runtime: {device: cpu}
 checkpoint: {every: 4, keep: 2, weights_every: 3}
 log: {every: 2}
 """
+NAMES = ("alice", "bob", "mallory")  # alice and bob review the queue, both; mallory does not
 TOKENIZER = b'{"version": "1.0"}\n'
 
 
@@ -57,19 +60,41 @@ def _shard(path: Path, documents: int, seed: int) -> None:
     )
 
 
+def public(project: Path, *names: str) -> list[str]:
+    """The public keys of these people."""
+    return [keys.read_public(str(project / "keys" / f"{name}.pub")) for name in names]
+
+
 def train(project: Path) -> Path:
-    """A project whose `run` did updates 0:6, went on from step 4 to 12, and was evaluated."""
+    """A project whose `run` did updates 0:6, went on from step 4 to 12, and was evaluated.
+
+    Its queue has three slots, each approved by alice and bob; the third is not reached.
+    """
     data = project / "data"
     data.mkdir(parents=True)
+    (project / "keys").mkdir()
+    for name in NAMES:
+        keys.new_key(project / "keys" / name)
     for name, documents, seed in (("first", 60, 1), ("second", 30, 2), ("validation", 12, 3)):
         _shard(data / name, documents, seed)
     (data / "tokenizer").mkdir()
     (data / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER)
     path = data / "queue.jsonl"
-    queue = queues.create(path, block=32, dtype="uint16", vocabulary=64, tokenizer=digest(TOKENIZER), pool="base")
-    for updates, epochs, name in ((7, 1, "first"), (8, 2, "second")):
-        parts = queues.parts_of(queue, queues.open_shard(data / name))
-        queues.append(path, queues.propose(queue, updates=updates, epochs=epochs, parts=parts, global_batch=4))
+    trust = {"reviewer": public(project, "alice", "bob"), "threshold": 2}
+    queue = queues.create(
+        path, block=32, dtype="uint16", vocabulary=64, tokenizer=digest(TOKENIZER), pool="base", trust=trust
+    )
+    for updates, epochs, name in ((7, 1, "first"), (8, 2, "second"), (7, 1, "first")):
+        shard = queues.open_shard(data / name)
+        line = queues.propose(
+            queue, updates=updates, epochs=epochs, parts=queues.parts_of(queue, shard), global_batch=4
+        )
+        for person in ("alice", "bob"):
+            slot = queues.next_slot(queue, line, "the line")
+            approval.approve(
+                queue, slot, keys.load_key(project / "keys" / person), {shard.digests["tokens.bin"]: shard}
+            )
+        queues.append(path, line)
         queue = queues.load(path)
     (project / "recipe.yaml").write_text(RECIPE)
     for words in (

@@ -18,6 +18,10 @@ def verify_command(
     data: Annotated[
         list[Path] | None, typer.Option("--data", metavar="DIR", help="A folder in which shards lie; may be repeated")
     ] = None,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", metavar="KEY", help="A public key that you accept, or its .pub file; may be repeated"),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Unverifiable claims count as failed (exit 6)")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -26,9 +30,10 @@ def verify_command(
     Exit 0 when no claim failed, 6 otherwise. Nothing is written, and PyTorch is not needed.
     """
     from assay.cli.show import as_json, console, note, table
+    from assay.ledger.keys import read_public
     from assay.release.verify import verify
 
-    report = verify(path, data or [], note)
+    report = verify(path, data or [], note, [read_public(key) for key in trust or []])
     holds = report.holds(strict)
     if json:
         as_json({"ok": holds, **report.facts()})
@@ -53,22 +58,26 @@ def bundle_command(
     step: Annotated[
         int | None, typer.Option(metavar="N", help="The step to bundle; default: the newest checkpoint that stands")
     ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The publisher's private key file, which signs the bundle")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Make the folder that a stranger checks
 
-    Weights, config, tokenizer, recipe, queue, ledger, metrics, results and digests. Unsigned in this version.
+    Weights, config, tokenizer, recipe, queue with its approvals, ledger, metrics, results, digests and a signature.
     """
     from assay.cli.show import as_json, console, note, pairs
+    from assay.ledger.keys import load_key
     from assay.release.bundle import bundle
     from assay.run.folder import RunFolder
 
-    made = bundle(RunFolder(run), out, step, note)
+    made = bundle(RunFolder(run), out, step, note, None if key is None else load_key(key))
     facts = {
         "step": made.step,
         "files": made.files,
         "head": made.head,
-        "signed": False,
+        "signed": made.signed,
         "unsupported": made.unsupported,
     }
     if json:
@@ -79,7 +88,7 @@ def bundle_command(
         "step": made.step,
         "ledger head": f"{made.head['seq']} {made.head['digest']}",
         "files": ", ".join(made.files),
-        "signed": False,
+        "signed": made.signed,
         "not in this form": "; ".join(made.unsupported),
     }
     console().print(pairs("", shown))

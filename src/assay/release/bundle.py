@@ -1,21 +1,24 @@
 """The release bundle: a closed list of files with which an outside reader checks a run.
 
-Made whole or not at all; nothing private enters (salt, origin, logs, inbox, rejected documents). This
-first form is unsigned. Only what verifies against its receipt is copied.
+Made whole or not at all; nothing private enters (salt, origin, logs, inbox, rejected documents). Only what
+verifies against its receipt is copied, and the approvals of every consumed slot where the queue demands them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import problems, read_manifest
+from assay.data import approval
 from assay.data import queue as queues
+from assay.data.queue import Queue
 from assay.errors import DataError, InputError, VerificationError
 from assay.files.digest import PREFIX, digest_file, digest_small, is_digest
 from assay.files.publish import publish_file, publish_folder
@@ -23,15 +26,19 @@ from assay.files.reading import inside
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Receipt, read
 from assay.recipe.schema import Recipe
+from assay.release import signature
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, Saved, gather
 from assay.run.inputs import TOKENIZER, queue_path, tokenizer_file
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT = "assay-bundle/1"
 INDEX_FORMAT = "assay-checkpoint-index/1"
 CODE_FORMAT = "assay-code/1"
 BUNDLE, INDEX, CODE, SUMS = "bundle.json", "checkpoints.json", "code.json", "SHA256SUMS"
-METRICS, QUEUE, EVALUATIONS = "metrics.jsonl", "queue.jsonl", "evaluations"
+METRICS, QUEUE, EVALUATIONS, APPROVALS = "metrics.jsonl", "queue.jsonl", "evaluations", "approvals"
 REQUIRED = (
     manifests.MODEL,
     manifests.CONFIG,
@@ -46,7 +53,8 @@ REQUIRED = (
     BUNDLE,
     SUMS,
 )
-OPTIONAL = (TOKENIZER,)
+OPTIONAL = (TOKENIZER, signature.FILE)
+_APPROVAL = re.compile(rf"{APPROVALS}/[0-9a-f]{{64}}\.[0-9a-f]{{16}}\.json")
 _PIECE = 8 << 20
 
 
@@ -58,27 +66,37 @@ class Bundle:
     step: int
     files: list[str]
     head: dict[str, Any]
+    signed: bool
     unsupported: list[str]
 
 
-def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[str], None] = lambda _: None) -> Bundle:
+def bundle(
+    run: RunFolder,
+    out: Path,
+    step: int | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    key: Ed25519PrivateKey | None = None,
+) -> Bundle:
     """Make the bundle of one checkpoint (default: the newest that stands) at `out`, which must not exist.
 
-    Raises VerificationError when ledger, recipe or metrics do not hold, DataError when the checkpoint is
-    damaged or the queue is not at hand, InputError for a step without a checkpoint.
+    `key`: the publisher's private key, which signs it. Raises VerificationError when ledger, recipe or metrics do
+    not hold, DataError when the checkpoint is damaged or the queue is not at hand, InputError for a step without
+    a checkpoint, Refused when a consumed slot lacks its approvals here or the key is none of the publishers.
     """
     require_run(run)
     receipts = list(read(run.ledger))
     told = gather(receipts)
     recipe = run.recipe()
+    publisher = None if key is None else signature.expect_publisher(key, recipe.trust.publisher)
     saved = _chosen(run, told, step)
     _refuse_damage(run, told, saved)
     head = {"seq": receipts[-1].seq, "digest": receipts[-1].digest}
     sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     queue = _queue(run, recipe, told)
+    approved = _approvals(run, recipe, told, queues.load(queue))
     tokenizer, why = _tokenizer(run, recipe, queues.load(queue).tokenizer)
     results, absent = _results(run, told)
-    unsupported = _unsupported(saved, why, absent)
+    unsupported = _unsupported(saved, why, absent, publisher)
     with publish_folder(out) as folder:
         tell(f"copying {saved.folder}")
         source = run.path / saved.folder
@@ -94,10 +112,14 @@ def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[s
         for name in results:
             (folder / EVALUATIONS).mkdir(exist_ok=True)
             shutil.copyfile(run.path / name, folder / name)
+        for path in approved:
+            (folder / APPROVALS).mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / APPROVALS / path.name)
         _json(folder / INDEX, checkpoint_index(told))
         _json(folder / CODE, code_index(told, receipts))
         here = (path for path in folder.rglob("*") if path.is_file())
         names = sorted({path.relative_to(folder).as_posix() for path in here} | {BUNDLE})
+        extra = [SUMS] if key is None else [SUMS, signature.FILE]
         about = {
             "format": FORMAT,
             "run_id": told.run_id,
@@ -112,14 +134,18 @@ def bundle(run: RunFolder, out: Path, step: int | None = None, tell: Callable[[s
             },
             "head": head,
             "metrics": {"sealed_bytes": sealed, "left_out_bytes": run.metrics.stat().st_size - sealed},
-            "signed": False,
+            "signed": publisher is not None,
+            "publisher": publisher,
             "files": names,
             "unsupported": unsupported,
         }
         _json(folder / BUNDLE, about)
         tell("hashing")
         publish_file(folder / SUMS, sums(folder, names))
-    return Bundle(out, saved.step, [*names, SUMS], head, unsupported)
+        if key is not None:
+            signed = signature.Signed(folder / SUMS, told.run_id, saved.step, head)
+            publish_file(folder / signature.FILE, signature.sign(signed, key))
+    return Bundle(out, saved.step, [*names, *extra], head, key is not None, unsupported)
 
 
 def sums(folder: Path, names: list[str]) -> bytes:
@@ -216,6 +242,24 @@ def _tokenizer(run: RunFolder, recipe: Recipe, name: str) -> tuple[Path | None, 
     return path, "" if path else f"no {TOKENIZER} with {name} lies under the recipe's data roots"
 
 
+def _approvals(run: RunFolder, recipe: Recipe, told: History, queue: Queue) -> list[Path]:
+    """The envelopes that count for the slots that the run entered; Refused when one lacks what the queue demands."""
+    if queue.trust is None:
+        return []
+    place, entered = approval.folder(queue_path(run, recipe)), {receipt.body["slot"] for receipt in told.slots}
+    found = []
+    for slot in queue.slots:
+        if slot.number in entered:
+            approval.demand(queue, slot, place)
+            found += [one.path for one in approval.approvals(queue, slot, place) if one.why is None]
+    return found
+
+
+def is_approval(name: str) -> bool:
+    """Whether a file's name is one that an approval has in a bundle: `approvals/<line>.<key id>.json`."""
+    return _APPROVAL.fullmatch(name) is not None
+
+
 def is_result(name: str) -> bool:
     """Whether a file's name is one that an evaluation result has in a bundle, as in the run: `evaluations/X.json`."""
     folder, _, file = name.partition("/")
@@ -244,8 +288,10 @@ def _results(run: RunFolder, told: History) -> tuple[list[str], str]:
     return sorted(found), absent or ("" if found else "aggregate scores: no result is recorded; see assay evaluate")
 
 
-def _unsupported(saved: Saved, tokenizer: str, results: str) -> list[str]:
-    result = ["signature", "modelling file: see assay export", "cards"]
+def _unsupported(saved: Saved, tokenizer: str, results: str, publisher: str | None) -> list[str]:
+    result = ["modelling file: see assay export", "cards"]
+    if publisher is None:
+        result.insert(0, "signature: name the publisher's key with --key")
     if results:
         result.append(results)
     if tokenizer:

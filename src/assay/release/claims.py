@@ -65,6 +65,7 @@ class Case:
     bundle: bool
     roots: tuple[Path, ...]
     tell: Callable[[str], None]
+    trust: tuple[str, ...] = ()  # the public keys that the reader accepts
     receipts: list[Receipt] = field(default_factory=list)
     told: History | None = None
     recipe: Recipe | None = None

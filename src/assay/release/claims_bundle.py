@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError
+from assay.errors import AssayError, VerificationError
 from assay.files.digest import digest_file
 from assay.files.reading import read_object
+from assay.ledger.keys import check_public
+from assay.recipe.schema import Recipe
 from assay.release import bundle as bundles
+from assay.release import signature
 from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
 from assay.release.claims_checkpoints import read_sums
 from assay.run.inputs import TOKENIZER
@@ -22,7 +26,7 @@ BUNDLE = "bundle"
 
 
 def sums_claim(case: Case) -> Claim:
-    """SHA256SUMS covers every file but itself, once, and every digest holds."""
+    """SHA256SUMS covers every file but itself and the signature, once, and every digest holds."""
     root = case.root
     faults = []
     try:
@@ -30,7 +34,7 @@ def sums_claim(case: Case) -> Claim:
     except AssayError as fault:
         return judge(BUNDLE, bundles.SUMS, [str(fault)], "")
     here = _files(root)
-    for name in sorted(here - stated.keys() - {bundles.SUMS}):
+    for name in sorted(here - stated.keys() - {bundles.SUMS, signature.FILE}):
         faults.append(f"{name} is not covered by {bundles.SUMS}")
     size = 0
     for name, digests in sorted(stated.items()):
@@ -52,7 +56,7 @@ def list_claim(root: Path) -> Claim:
     here = _files(root)
     faults = [f"{name} is missing" for name in bundles.REQUIRED if name not in here]
     more = sorted(here - {*bundles.REQUIRED, *bundles.OPTIONAL})
-    faults += [f"{name} does not belong to a bundle" for name in more if not bundles.is_result(name)]
+    faults += [f"{name} does not belong to a bundle" for name in more if not _listed(name)]
     path = root / bundles.BUNDLE
     try:
         about = read_object(path, "the description of a bundle")
@@ -61,11 +65,17 @@ def list_claim(root: Path) -> Claim:
     if about.get("format") != bundles.FORMAT:
         faults.append(differ(str(path), "format", bundles.FORMAT, about.get("format")))
     named = about.get("files")
-    if not isinstance(named, list) or set(map(str, named)) != here - {bundles.SUMS}:
+    if not isinstance(named, list) or set(map(str, named)) != here - {bundles.SUMS, signature.FILE}:
         faults.append(f"{path}: files are not those of the folder")
-    if about.get("signed") is not False:
-        faults.append(f"{path}: signed is {about.get('signed')!r}, but this form of a bundle has no signature")
+    if about.get("signed") is not (signature.FILE in here):
+        there = "there" if signature.FILE in here else "not there"
+        faults.append(f"{path}: signed is {about.get('signed')!r}, but {signature.FILE} is {there}")
     return judge(BUNDLE, "closed list", faults, f"{counted(len(here), 'file')}, nothing else")
+
+
+def _listed(name: str) -> bool:
+    """Whether a file that not every bundle has is of a kind that the closed list knows."""
+    return bundles.is_result(name) or bundles.is_approval(name)
 
 
 def _files(root: Path) -> set[str]:
@@ -105,6 +115,38 @@ def description_claim(case: Case) -> Claim:
         faults += [differ(str(path), key, expected, stated) for key, stated, expected in pairs if stated != expected]
     step = case.bundled.step if case.bundled else None
     return judge(BUNDLE, "description", faults, f"step {step} of run {told.run_id}, ledger head {head['seq']}")
+
+
+def signature_claims(case: Case, recipe: Recipe | None) -> Iterator[Claim]:
+    """The signature fits this bundle and this ledger; apart from that, whether the reader accepts its key."""
+    trusted = "signed by a key that the reader trusts"
+    path = case.root / signature.FILE
+    if not path.is_file() or case.bundled is None:
+        if case.trust:
+            why = "the bundle is not signed" if not path.is_file() else "bundle.json does not say what was signed"
+            yield judge(BUNDLE, trusted, [], "", why)
+        return
+    head = {"seq": case.receipts[-1].seq, "digest": case.receipts[-1].digest}
+    about = signature.Signed(case.root / bundles.SUMS, case.history.run_id, case.bundled.step, head)
+    try:
+        if path.is_symlink() or not about.sums.is_file():
+            raise VerificationError(f"{signature.FILE} or {bundles.SUMS}, which it signs, is no regular file")
+        stated = read_object(case.root / bundles.BUNDLE, "the description of a bundle").get("publisher")
+        publisher = check_public(stated, f"{bundles.BUNDLE}: publisher")
+        _, faults = signature.check(path, about, [publisher])
+    except AssayError as fault:
+        yield judge(BUNDLE, "signature", [str(fault)], "")
+        yield judge(BUNDLE, trusted, [], "", "rests on what failed: the signature does not hold")
+        return
+    allowed = recipe.trust.publisher if recipe is not None else ()
+    if allowed and publisher not in allowed:
+        faults.append(differ(bundles.BUNDLE, "publisher", f"one of the recipe's, {', '.join(allowed)}", publisher))
+    yield judge(BUNDLE, "signature", faults, f"{bundles.SUMS} and ledger head {head['seq']} signed by {publisher}")
+    if not case.trust:
+        yield judge(BUNDLE, trusted, [], "", f"name the keys that you accept with --trust; it is signed by {publisher}")
+        return
+    wrong = [] if publisher in case.trust else [f"{signature.FILE} is by {publisher}, which the reader does not name"]
+    yield judge(BUNDLE, trusted, [*faults, *wrong], publisher)
 
 
 def indexes_claim(case: Case) -> Claim:

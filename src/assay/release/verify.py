@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import InputError
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.release import bundle as bundles
+from assay.release import claims_approvals as of_approvals
 from assay.release import claims_bundle as of_bundle
 from assay.release import claims_checkpoints as of_checkpoints
 from assay.release import claims_data as of_data
@@ -29,7 +30,7 @@ _AFTER_LEDGER = (
     (of_ledger.RECIPE, "recipe"),
     (of_ledger.START, "start"),
     (of_metrics.METRICS, "metrics, rates and updates"),
-    (of_data.DATA, "queue, order digest and exposure"),
+    (of_data.DATA, "queue, approvals, order digest and exposure"),
     (of_checkpoints.CHECKPOINTS, "checkpoints"),
     (of_checkpoints.EVALUATIONS, "evaluations"),
 )
@@ -37,7 +38,7 @@ _AFTER_RECIPE = (
     (of_ledger.START, "start"),
     (of_metrics.METRICS, "learning rates"),
     (of_metrics.METRICS, "updates"),
-    (of_data.DATA, "queue, order digest and exposure"),
+    (of_data.DATA, "queue, approvals, order digest and exposure"),
 )
 
 
@@ -75,10 +76,16 @@ class Report:
         }
 
 
-def verify(path: Path, roots: Sequence[Path] = (), tell: Callable[[str], None] = lambda _: None) -> Report:
+def verify(
+    path: Path,
+    roots: Sequence[Path] = (),
+    tell: Callable[[str], None] = lambda _: None,
+    trust: Sequence[str] = (),
+) -> Report:
     """Re-derive every claim of the run or bundle at `path`.
 
-    `roots` are folders in which shards are looked for besides those of the recipe; `tell` gets progress.
+    `roots` are folders in which shards are looked for besides those of the recipe; `tell` gets progress; `trust`
+    are the public keys (`ed25519:…`) of reviewers and publishers that the reader accepts.
     Raises InputError when `path` is neither a run nor a bundle, or a root is no folder; everything else
     is a claim's result.
     """
@@ -92,7 +99,7 @@ def verify(path: Path, roots: Sequence[Path] = (), tell: Callable[[str], None] =
         raise InputError(
             f"{path} is neither a run folder nor a bundle: it holds no {LEDGER_FILE} and no {bundles.SUMS}"
         )
-    case = Case(path, bundle, tuple(roots), tell)
+    case = Case(path, bundle, tuple(roots), tell, tuple(trust))
     claims = list(_claims(case))
     return Report(path, "bundle" if bundle else "run", case.told.run_id if case.told else None, claims)
 
@@ -141,6 +148,7 @@ def _by_recipe(case: Case) -> Iterator[Claim]:
     yield of_metrics.updates_claim(case, recipe)
     yield of_metrics.positions_claim(case, recipe)
     yield of_data.queue_claim(case, recipe)
+    yield from of_approvals.claims(case, recipe)
     pins = of_ledger.pins_claim(case, recipe)
     if pins is not None:
         yield pins
@@ -156,6 +164,7 @@ def _checkpoints(case: Case) -> Iterator[Claim]:
         yield of_bundle.description_claim(case)
         if case.bundled is not None:
             yield of_checkpoints.bundled_claim(case, case.bundled)
+        yield from of_bundle.signature_claims(case, case.recipe)
         yield of_bundle.absent_claim(case)
         yield of_bundle.indexes_claim(case)
         yield of_bundle.tokenizer_claim(case)
