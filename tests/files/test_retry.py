@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import Interrupted, Refused
-from assay.files.retry import Policy, Transient, again, persist, retry_after
+from assay.files.retry import PATIENCE, SHORTEST, Policy, Transient, again, patience, persist, retry_after
 
 SECONDS = st.floats(min_value=0, max_value=1e4, allow_nan=False)
 
@@ -111,6 +111,12 @@ def test_what_no_try_can_mend_is_not_tried_again() -> None:
     with pytest.raises(Refused):
         persist("it", attempt, Time().policy(60))
     assert len(tries) == 1
+
+
+@given(left=SECONDS)
+def test_one_attempt_that_hangs_leaves_time_for_others(left: float) -> None:
+    assert SHORTEST <= patience(left) <= PATIENCE
+    assert patience(left) <= max(SHORTEST, left / 4)
 
 
 def test_statuses_are_told_apart() -> None:

@@ -19,6 +19,7 @@ from assay.errors import Interrupted
 T = TypeVar("T")
 KEPT = "what is done is kept: run the same command again and it goes on where it was"
 SHORTEST = 0.05  # seconds that the last attempt gets at least
+PATIENCE = 30.0  # seconds for a connection, and between two reads, at most
 
 
 class Transient(Exception):
@@ -80,6 +81,11 @@ def persist(what: str, attempt: Callable[[float], T], policy: Policy, way_out: s
                     f"{what}: {fault.reason}; given up at the deadline of {policy.deadline:g} s; {way_out}", "network"
                 ) from None
         policy.sleep(pause)
+
+
+def patience(left: float) -> float:
+    """The time-out of a connection and of a read: a quarter of what is left, so that one that hangs is not the last."""
+    return max(SHORTEST, min(PATIENCE, left / 4))
 
 
 def again(status: int) -> bool:
