@@ -7,6 +7,7 @@ and is refused by another. It decides nothing else: who leaves, and exact duplic
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
@@ -96,6 +97,12 @@ class NearDuplicates:
 
     def __len__(self) -> int:
         return len(self._identities)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the kept documents take: signatures, bands and identities."""
+        rows = sum(block.nbytes for block in self._blocks) + 2 * self._documents.itemsize * len(self._documents)
+        return rows + sum(8 + sys.getsizeof(identity) for identity in self._identities)
 
     def add(self, identity: str, text: str) -> Match | None:
         """The most similar kept document at or above the threshold; None: there is none, and this one is kept.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -156,7 +157,7 @@ def write_shard(
     if not 0 <= end_of_text < vocabulary:
         raise InputError(f"{path}: end-of-text id {end_of_text} is outside the vocabulary of {vocabulary:,}")
     hashes = {TOKENS: hashlib.sha256()}
-    ends: list[int] = []
+    ends = array("Q")  # not a list: 8 bytes a document
     total = 0
     with publish_folder(path) as folder:
         with (folder / TOKENS).open("wb", buffering=_PIECE) as file:
