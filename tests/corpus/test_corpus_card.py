@@ -18,6 +18,7 @@ from corpus_samples import built, description, lines, listed, prose, records, so
 from huggingface_hub import DatasetCard
 from markdown_it import MarkdownIt
 
+from assay.cli.main import main
 from assay.corpus.card import CARD, CROISSANT, hub_licence, write_card
 from assay.corpus.evidence import Facts, Publication, facts
 from assay.errors import DataError, InputError
@@ -290,3 +291,22 @@ def test_documents_by_licence_add_up_to_the_admitted_ones(small: Path) -> None:
         name: one["admitted"] for name, one in found.receipt["by_source"].items()
     }
     assert set(found.documents["b"]) == {"CC-BY-4.0", "CC0-1.0"}
+
+
+def test_the_command_writes_both_files_and_names_what_is_not_stated(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "public"
+    words = ["corpus", "card", str(small), "--out", str(out), "--creator", "The Small Press", "--json"]
+    monkeypatch.setattr("sys.argv", ["assay", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    printed, told = capsys.readouterr()
+    assert not end.value.code
+    answer = json.loads(printed)
+    assert answer["ok"]
+    assert [Path(name).name for name in answer["files"]] == [CARD, CROISSANT]
+    assert answer["receipt"] == digest_file(small / "corpus.json")
+    assert answer["not_stated"] == ["url", "published", "version"]
+    assert "give --url, --published, --version when you publish" in told
+    assert "The Small Press" in (out / CARD).read_text()

@@ -10,17 +10,18 @@ from typing import Annotated
 
 import typer
 
+from assay.cli.options import JsonOption
 from assay.cli.show import as_json, console, note, pairs
 
 
 def card_command(
-    corpus: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made.")],
+    corpus: Annotated[Path, typer.Argument(metavar="OUT", help="A folder that `assay corpus build` made")],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to write; default: into OUT")] = None,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Where the corpus is published")] = None,
     creator: Annotated[str | None, typer.Option(metavar="NAME", help="The organisation that publishes it")] = None,
     published: Annotated[str | None, typer.Option(metavar="DATE", help="When, such as 2026-11-30")] = None,
     version: Annotated[str | None, typer.Option(metavar="VERSION", help="Its version, such as 1.0.0")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Write the data card (README.md) and croissant.json of a corpus
 

@@ -180,7 +180,7 @@ def _sources(facts: Facts) -> Iterable[str]:
     yield "## Sources and their licences\n"
     for source in facts.corpus.sources:
         found, licence = facts.receipt["by_source"][source.name], source.licence
-        documents = facts.documents[source.name]
+        documents, checked = facts.documents[source.name], found.get("fetched_and_checked_by")
         by_licence = ", ".join(f"{plain(name)}: {counted(n, 'document')}" for name, n in documents.items()) or "none"
         files = [] if licence is None else licence.files
         how = "one record for the whole source"
@@ -199,6 +199,7 @@ def _sources(facts: Facts) -> Iterable[str]:
                 ("retrieved", plain(found["retrieved"])),
                 ("input", f"{_counted(found['bytes'], 'byte')} in {_counted(found['files'], 'file')}, "
                           f"{_code(found['sha256'])}"),
+                *([("fetched and checked by", _fetched(checked))] if checked else []),
                 ("admitted by licence", by_licence),
                 ("licence record", how),
                 ("evidence", plain(None if licence is None else licence.evidence)),
@@ -352,6 +353,10 @@ def _use(facts: Facts) -> Iterable[str]:
 def counted(number: int, noun: str) -> str:
     """`1 document`, `2 documents`."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def _fetched(checked: dict[str, int]) -> str:
+    return ", ".join(f"{plain(how)} ({counted(files, 'file')})" for how, files in checked.items())
 
 
 def _left(facts: Facts, stage: str) -> str:
