@@ -12,7 +12,7 @@ import json
 import threading
 from dataclasses import dataclass, field
 from types import TracebackType
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -45,7 +45,7 @@ class Server:
     ranges: bool = True
 
     def __enter__(self) -> Server:
-        outer, self.well = self, threading.Event()
+        outer, self.well, self.reached = self, threading.Event(), threading.Event()
 
         class Handler(_Handler):
             server_state = outer
@@ -110,6 +110,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault is not None and fault.kind == "hang":
+            state.reached.set()
             state.well.wait(5)
             self.close_connection = True
             return
@@ -220,20 +221,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
         except OSError:
             self.close_connection = True
-
-
-def parquet(rows: list[dict[str, object]]) -> bytes:
-    """A parquet file of these rows."""
-    import io
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue()
-
-
-def key(name: str) -> str:
-    """A name as it stands in a request."""
-    return quote(name)

@@ -5,6 +5,7 @@ Parses, calls one function of the room, shows tables or prints JSON. Progress go
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,7 @@ def build_command(
     from assay.corpus.build import build
     from assay.corpus.description import load
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: saved, exit code 75
     with progress() as tell:
         receipt = build(load(description), out, tell, workers, on, deadline)
     _warn(receipt)
@@ -122,6 +124,7 @@ def tokenizer_command(
     from assay.corpus.build import build_tokenizer
     from assay.corpus.description import load
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as above
     with progress() as tell:
         facts = build_tokenizer(load(description), out, tell, workers, on, deadline)
     if json:

@@ -76,11 +76,11 @@ from assay.corpus.stages import (
 )
 from assay.corpus.tokenizer import Tokenizer
 from assay.corpus.workers import Helpers, Workers
-from assay.errors import DataError, MachineError, Refused
+from assay.errors import DataError, Interrupted, MachineError, Refused
 from assay.files.digest import canonical, digest, digest_file
 from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.files.reading import inside, read_bytes
-from assay.files.retry import Policy
+from assay.files.retry import KEPT, Policy
 
 Tell = Callable[[str, int, int | None, str], None]  # stage, done, in all when known, of what: "documents", "bytes"
 Engine = Literal["local", "ray"]
@@ -160,7 +160,7 @@ def build(
     Raises InputError (description, tokenizer, held-out sets, `out` taken, a revision that is no commit), DataError (a
     source missing, not the pinned bytes, or changing; a shard without documents), Refused (nothing admitted; no access
     to a source; another build has the work folder), MachineError (a worker process died, a full disk), Interrupted
-    (cause network: the deadline passed; the same call goes on where it was).
+    (cause network: the deadline passed, or signal: Ctrl-C; the same call goes on where it was).
     """
     description, out = _placed(description, out, on)
     corpus = description.corpus
@@ -243,6 +243,8 @@ def _working(
                 _expect_given(description, brought)
                 yield _Work(description, folder, helpers, tell, brought, surveyed, pieces)
             shutil.rmtree(folder)
+        except KeyboardInterrupt:
+            raise Interrupted(f"the build of {out} was stopped; {KEPT}", "signal") from None
         except OSError as fault:  # a full disk, most often
             raise MachineError(
                 f"{out} could not be built: {fault}; mend that and build again: it goes on where it was"
