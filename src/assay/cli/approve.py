@@ -112,9 +112,10 @@ def _show_grounds(signed: dict[str, Any]) -> None:
     runs = ", ".join(run[:8] for run in figures["runs"]) or "no run"
     console.print(f"compared with {runs} and with the queue at the head above")
     apart = figures["not_compared"]
-    gaps = [f"{apart['shards']} shard(s)", f"{apart['unaccounted']} ancestor(s) without a run folder"]
-    gaps += [f"{apart['declared']} declared term(s)", "near documents"][: 1 + apart["near"]]
-    console.print(f"not compared: {', '.join(gaps)}")
+    whats = {"shards": "shard(s)", "unaccounted": "ancestor(s) without a run folder", "declared": "declared term(s)"}
+    gaps = [f"{apart[key]} {what}" for key, what in whats.items() if apart[key]]
+    gaps += ["near documents"] if apart["near"] else []
+    console.print(f"not compared: {', '.join(gaps) or 'nothing that is known of'}")
 
 
 def _beside(line: Path, content: bytes) -> Queue:

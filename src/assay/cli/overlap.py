@@ -39,7 +39,7 @@ def overlap_command(
     root: RootOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a new corpus with what was consumed or queued before
+    """Compare new data with what came before
 
     Documents that are equal (by their token ids) or near (MinHash) to earlier ones, by source, in source positions.
     """
