@@ -49,6 +49,7 @@ def train(
     from assay.recipe import load as recipes
     from assay.run.folder import RunFolder, create
     from assay.run.history import history
+    from assay.run.proposals import goes_on
 
     if start not in ("new", "resume", "auto"):
         raise InputError(f"--start is {start!r}; new, resume or auto is expected")
@@ -65,7 +66,7 @@ def train(
         raise Refused(f"{run} holds no run to resume; start one with --start new")
     if start == "auto":
         print(f"--start auto took {'resume' if begun else 'new'}", file=sys.stderr)
-    if begun and from_step is None and history(folder.ledger).ended:
+    if begun and from_step is None and history(folder.ledger).ended and not goes_on(folder):
         permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
         return
@@ -150,7 +151,12 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],
     }
+    waiting = [f"{one['amendment']} {one['state']}" for one in facts["amendments"]]
+    if waiting:
+        shown["amendments"] = ", ".join(waiting)
     console().print(pairs("", shown))
+    for warning in facts["warnings"]:
+        console().print(f"warning: {warning}", markup=False)
 
 
 def stop_command(

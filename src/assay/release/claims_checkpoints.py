@@ -24,6 +24,7 @@ from assay.ledger.ledger import Receipt
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
+from assay.release.claims_amendments import digest_when
 from assay.release.claims_ledger import head_fault
 from assay.run.history import Saved
 
@@ -113,8 +114,9 @@ def manifest_faults(case: Case, item: Saved, manifest: Manifest) -> Iterator[str
             yield differ(str(path), key, f"{getattr(item, key)} (receipt {item.seq})", getattr(manifest, key))
     if manifest.run_id != case.history.run_id:
         yield differ(str(path), "run_id", case.history.run_id, manifest.run_id)
-    if manifest.recipe != case.history.created.body["recipe"]:
-        yield differ(str(path), "recipe", case.history.created.body["recipe"], manifest.recipe)
+    wanted = digest_when(case, case.recipe, item.segment, item.seq) if case.recipe is not None else None
+    if manifest.recipe != wanted and wanted is not None:
+        yield differ(str(path), "recipe", wanted, manifest.recipe)
     fault = head_fault(case.receipts, manifest.ledger, str(path))
     if fault is not None:
         yield fault

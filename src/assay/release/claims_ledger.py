@@ -20,6 +20,7 @@ from assay.ledger.ledger import Receipt, read
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge
+from assay.release.claims_amendments import expected_code
 from assay.run.history import OPENING, Saved, Segment, gather
 
 LEDGER, RECIPE, START = "ledger", "recipe", "start"
@@ -419,9 +420,9 @@ def pins_claim(case: Case, recipe: Recipe) -> Claim | None:
     if pins.code is not None:
         seen.append("code")
         for segment in case.history.segments:
-            found = segment.body["code"].get("sha256")
-            if found != pins.code:
-                faults.append(differ(f"segment {segment.number}", "code", pins.code, found))
+            found, wanted = segment.body["code"].get("sha256"), expected_code(recipe, case.history, segment)
+            if found != wanted:
+                faults.append(differ(f"segment {segment.number}", "code", wanted, found))
     if case.queue is not None and pins.tokenizer is not None:
         seen.append("tokenizer")
         if case.queue.tokenizer != pins.tokenizer:

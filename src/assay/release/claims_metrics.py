@@ -16,6 +16,8 @@ from assay.files.reading import parse_json
 from assay.recipe.schedule import rates
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, Line, counted, differ, judge
+from assay.release.claims_amendments import recipe_at, terms
+from assay.run.amendments import Term
 from assay.run.history import Segment
 from assay.run.metrics import completed, stretch
 
@@ -111,13 +113,14 @@ def _line(value: Any, number: int, end: int) -> Line | str | None:
 
 
 def rates_claim(case: Case, recipe: Recipe) -> Claim:
-    """The learning rates of every recorded update follow from the recipe's schedule, to 1e-12 relative."""
+    """The learning rates of every recorded update follow from recipe and adopted amendments, to 1e-12 relative."""
     faults = []
     largest = 0.0
+    course = terms(case, recipe)
     sealed_to = max((receipt.body["stop"] for receipt in case.history.sealed), default=0)
     for line in case.lines:
         try:
-            wanted = rates(recipe, line.update)
+            wanted = rates(recipe_at(course, recipe, line.segment, line.update), line.update)
         except ValueError as fault:
             faults.append(f"{line.where}: {fault}")
             continue
@@ -225,12 +228,17 @@ def recomputed_claim(case: Case) -> Claim:
         for alarm in told.alarms
         if "slot" not in alarm.body  # that the data of a slot to come was damaged says nothing of updates
     ]
+    course = terms(case, case.recipe) if case.recipe is not None else {}
     before: dict[int, Line] = {}
+    parted: set[tuple[int, int]] = set()  # segments whose schedules have parted by an amendment: not the same updates
     pairs = exact = 0
     for line in case.lines:
         older = before.get(line.update)
         before[line.update] = line
-        if older is None:
+        if older is None or (older.segment, line.segment) in parted:
+            continue
+        if case.recipe is not None and _rates_part(course, case.recipe, older, line):
+            parted.add((older.segment, line.segment))
             continue
         pairs += 1
         for key in ("order_digest", "lr", "muon_lr"):
@@ -245,3 +253,14 @@ def recomputed_claim(case: Case) -> Claim:
             faults.append(differ(line.where, "loss", f"{older.loss!r} as in segment {older.segment}", repr(line.loss)))
     evidence = f"{counted(pairs, 'update')} done again agree, {exact:,} of them bit for bit" if pairs else "none"
     return judge(METRICS, "recomputed updates agree", faults, evidence)
+
+
+def _rates_part(course: dict[int, list[Term]], recipe: Recipe, older: Line, line: Line) -> bool:
+    """Whether the adopted schedules of two segments give one update two rates."""
+    one, other = (recipe_at(course, recipe, each.segment, each.update) for each in (older, line))
+    if one == other:
+        return False
+    try:
+        return rates(one, older.update) != rates(other, line.update)
+    except ValueError:  # outside of a schedule: `rates_claim` says so
+        return False

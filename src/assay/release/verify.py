@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import InputError
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.release import bundle as bundles
+from assay.release import claims_amendments as of_amendments
 from assay.release import claims_approvals as of_approvals
 from assay.release import claims_bundle as of_bundle
 from assay.release import claims_checkpoints as of_checkpoints
@@ -144,6 +145,9 @@ def _by_recipe(case: Case) -> Iterator[Claim]:
     recoveries = of_ledger.resume_claim(case)
     if recoveries is not None:
         yield recoveries
+    for claim in (of_amendments.amendments_claim(case, recipe), of_amendments.code_claim(case, recipe)):
+        if claim is not None:
+            yield claim
     yield of_metrics.rates_claim(case, recipe)
     yield of_metrics.updates_claim(case, recipe)
     yield of_metrics.positions_claim(case, recipe)

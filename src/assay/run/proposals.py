@@ -251,7 +251,7 @@ def _rate(recipe: Recipe, step: int) -> float | None:
 def _publish(run: RunFolder, proposal: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The proposal under the next free name, as a file that holds exactly the bytes that are signed."""
     run.amendments.mkdir(exist_ok=True)
-    number = sum(1 for _ in run.amendments.glob("a[0-9]*.json"))
+    number = 0
     while True:
         number += 1
         name = f"a{number:02d}"
@@ -259,7 +259,7 @@ def _publish(run: RunFolder, proposal: dict[str, Any]) -> tuple[str, dict[str, A
         try:
             publish_new(run.amendments / f"{name}.json", canonical_exact(named) + b"\n")
         except InputError:
-            continue  # somebody proposed at the same moment
+            continue  # the name is taken, perhaps at this moment
         return name, named
 
 
@@ -308,3 +308,9 @@ def _facts(base: Recipe, told: History, one: Amendment) -> dict[str, Any]:
         "reason": one.proposal.get("reason"),
         "refused": decided.get("reason"),
     }
+
+
+def goes_on(run: RunFolder) -> bool:
+    """True when an installed amendment waits for the next start, at which a run that has ended may go on."""
+    told = history(run.ledger)
+    return any(one.pending for one in amendments(told, told.tip))

@@ -14,7 +14,10 @@ from typing import Any
 
 from assay.data import queue as queues
 from assay.errors import AssayError, VerificationError
+from assay.recipe.schedule import decay_start
+from assay.recipe.schema import Recipe
 from assay.run import metrics
+from assay.run.amendments import amendments, effective
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, history
 from assay.run.inputs import queue_path
@@ -41,7 +44,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     """The contract's `status` keys for one run."""
     require_run(run)
     told = history(run.ledger)
-    recipe = run.recipe()
+    recipe = effective(run.recipe(), told)
     seen = reported(run.metrics)
     full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
@@ -63,10 +66,29 @@ def status(run: RunFolder) -> dict[str, Any]:
         "order_digest": seen.order_digest,
         "loss": seen.loss,
         "segments": len(told.segments),
+        "ranks": told.segments[-1].body.get("numerics", {}).get("world") if told.segments else None,
         "hold": told.hold.body["cause"] if told.hold else None,
         "alarms": len(told.alarms),
         "last_contact": max(contacts, default=None),
+        "decay_start": decay_start(recipe.schedule),
+        "amendments": [{"amendment": one.id, "state": one.state} for one in amendments(told, told.tip)],
+        "warnings": warnings(recipe, affordable=None),
     }
+
+
+def warnings(recipe: Recipe, affordable: int | None) -> list[str]:
+    """What will stop the run although nothing is wrong yet: a decay that is not meant to be reached, and is.
+
+    `affordable` are the updates that the money pays for; None, not stated, does not keep a run from its decay.
+    """
+    start = decay_start(recipe.schedule)
+    if recipe.schedule.intent != "no-decay" or start is None or (affordable is not None and affordable < start):
+        return []
+    reach = "no budget is stated" if affordable is None else f"{affordable:,} updates are affordable"
+    return [
+        f"schedule.intent is no-decay, and the decay would begin at update {start:,} ({reach}): the run stops there, "
+        "saved; extend it in time with assay amend --updates, or remove the decay with --decay none"
+    ]
 
 
 def reported(path: Path) -> Reported:
