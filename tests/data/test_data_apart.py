@@ -95,6 +95,10 @@ def test_set_phrases_of_many_validation_documents_count_on_neither_side(write: W
     pages = [np.concatenate([prose(10 + number, 60), footer]) for number in range(COMMON + 1)]
     new = np.concatenate([prose(99, 60), footer])
     assert finds(HeldOut(write(pages)), write([new, footer])) == []
+    # What is left without them is what counts: a chunk of a page under the same footer is a chunk of that page.
+    longer = [np.concatenate([prose(40 + number, 300), footer]) for number in range(COMMON + 1)]
+    chunk = np.concatenate([longer[4][:45], footer])
+    assert [(one.document, one.held_out) for one in finds(HeldOut(write(longer)), write([new, chunk]))] == [(1, 4)]
     few = HeldOut(write(pages[:2]))
     assert [one.document for one in finds(few, write([footer, prose(98, 300)]))] == [0]
 
