@@ -240,6 +240,12 @@ def rows(path: Path, columns: Sequence[str] | None = None, size: int = 512) -> I
             yield from batch.to_pylist()
 
 
+def count(path: Path) -> int:
+    """The rows of a parquet file."""
+    rows: int = pq.read_metadata(path).num_rows
+    return rows
+
+
 def column(path: Path, names: Sequence[str]) -> Any:
     """Whole columns of a parquet file, as a table."""
     return pq.read_table(path, columns=list(names), use_threads=False)

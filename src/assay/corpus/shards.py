@@ -192,10 +192,10 @@ def _taken(part: Part, dtype: np.dtype[Any]) -> Iterator[tuple[Piece, dict[str, 
         if not bool(mine.any()):
             continue
         gone = set(_numbers(part.target.opened(piece.number, LEFT))) if part.target is not None else set()
-        with part.encoded.path(piece.number, IDS).open("rb") as file:
-            table = pq.read_table(index, use_threads=False).filter(pa.array(mine))
-            for batch in table.to_batches(max_chunksize=1024):
-                for row in batch.to_pylist():
+        with part.encoded.path(piece.number, IDS).open("rb") as file, pq.ParquetFile(index) as table:
+            # A few rows at a time: a piece may be a compressed file of any size.
+            for batch in table.iter_batches(1024):
+                for row in batch.filter(pa.array(batch["part"].to_numpy() == part.number)).to_pylist():
                     if row["number"] not in gone:
                         file.seek(row["start"] * dtype.itemsize)
                         yield piece, row, np.frombuffer(file.read(row["tokens"] * dtype.itemsize), dtype=dtype)
