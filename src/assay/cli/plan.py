@@ -31,6 +31,9 @@ def plan_command(
     goal_positions: Annotated[
         int | None, typer.Option(metavar="N", help="Positions to reach; shows what is missing")
     ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", min=1, help="Warn when N ranks cannot run the recipe")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Derive every figure before spending
@@ -48,6 +51,7 @@ def plan_command(
         _decimal("--tokens-per-second", tokens_per_second),
         _decimal("--usd-per-hour", usd_per_hour),
         goal_positions,
+        ranks,
     )
     if json:
         as_json(figures)
@@ -158,6 +162,7 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
         "compute_copy": ("copy for the arithmetic", ""),
         "gradients": ("gradients", "float32"),
         "partial_sums": ("partial sums", "of the canonical reduction"),
+        "exchange": ("exchange of gradients", f"with {memory['ranks']} {many}, two buckets and the joined gradients"),
         "optimizer": ("optimizer state", ""),
         "activations_without_recomputation": ("activations", "without recomputation"),
         "activations_with_recomputation": ("activations", "with recomputation"),
@@ -166,8 +171,7 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
         "total_with_recomputation": ("total", "with recomputation"),
     }
     if len(memory["per_gpu"]) > 1:
-        names["weights"] = ("weights", f"float32, shared out over the {many}")
-        names["optimizer"] = ("optimizer state", f"shared out over the {many}")
+        names["optimizer"] = ("optimizer state", f"shared out over the {many}, the busiest")
     chosen = memory["activations"] == memory["activations_with_recomputation"]
     rows = []
     for key, (name, remark) in names.items():

@@ -95,6 +95,7 @@ def plan(
     tokens_per_second: Decimal | None = None,
     usd_per_hour: Decimal | None = None,
     goal_positions: int | None = None,
+    ranks: int | None = None,
 ) -> dict[str, Any]:
     """All derived figures as plain JSON data, with the keys of the contract's `plan` row.
 
@@ -140,6 +141,7 @@ def plan(
         "inherited": inherited,
         "shortfall": _shortfall(recipe, queue, inherited, goal_positions),
         "warnings": _warnings(recipe, folder, queue, inherited)
+        + ([rank_refusal(recipe, ranks)] if ranks is not None and ranks not in recipe.rank_counts else [])
         + (["--usd-per-hour without --tokens-per-second gives no cost"] if usd_per_hour and duration is None else []),
     }
 

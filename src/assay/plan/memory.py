@@ -7,23 +7,29 @@ communication buffers and the optimizer's passing work space; leave a tenth of t
 
 from __future__ import annotations
 
-from math import log2
+from math import log2, prod
 from typing import Any
 
-from assay.plan.parameters import count, matrix_count
+from assay.plan.owners import BUCKET, owners
+from assay.plan.parameters import MATRICES, count, shapes
 from assay.recipe.schema import Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4  # weights, gradients and optimizer state are float32
 
 
-def optimizer_bytes(recipe: Recipe) -> int:
-    """State of the optimizer: two moments a parameter with AdamW, one momentum for each parameter that Muon updates."""
-    parameters = count(recipe.model)
-    if recipe.optimizer.kind == "adamw":
-        return 2 * MASTER * parameters
-    matrices = matrix_count(recipe.model)
-    return MASTER * matrices + 2 * MASTER * (parameters - matrices)
+def optimizer_bytes(recipe: Recipe, ranks: int | None = None) -> int:
+    """State of the optimizer: two moments a parameter with AdamW, one momentum for each parameter that Muon updates.
+
+    Of all ranks together, or of the busiest owner among `ranks`.
+    """
+    sizes = {name: prod(shape) for name, shape in shapes(recipe.model).items()}
+    owner = owners(sizes, ranks or 1)
+    load = [0] * (ranks or 1)
+    for name, size in sizes.items():
+        muon = recipe.optimizer.kind == "muon" and name.removesuffix(".weight").endswith(MATRICES)
+        load[owner[name]] += MASTER * size * (1 if muon else 2)
+    return max(load)
 
 
 def block_activation_bytes(recipe: Recipe) -> int:
@@ -89,24 +95,30 @@ def logits_bytes(recipe: Recipe) -> int:
 def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
     """Bytes on one GPU when `ranks` of them run the recipe, and their `total`, with the recipe's own `recompute`.
 
-    Weights, optimizer state and their owners are spread over the ranks; the copy in which the arithmetic
-    runs is whole on each (`replicated`) or one block at a time (`fsdp`). A lane's gradient is whole on its
-    rank until the lane ends; the canonical reduction keeps log2(lanes ÷ ranks) partial sums beside it.
+    Weights are whole on each rank (`replicated`) or spread over the ranks with the blocks in work whole (`fsdp`);
+    optimizer state and the joined gradients lie with the owners of whole tensors, of whom the busiest is counted.
+    A lane's gradient is whole on its rank until the exchange, which sends and receives one bucket at a time; the
+    canonical reduction keeps log2(lanes ÷ ranks) partial sums beside it.
     """
     parameters = count(recipe.model)
+    sizes = {name: prod(shape) for name, shape in shapes(recipe.model).items()}
+    owner = owners(sizes, ranks)
+    owned = max(sum(sizes[name] for name in sizes if owner[name] == rank) for rank in range(ranks))
     compute = BYTES[recipe.precision.compute]
-    copy = parameters * compute if ranks > 1 or compute != MASTER else 0
-    if ranks > 1 and recipe.runtime.engine == "fsdp":
+    sharded = ranks > 1 and recipe.runtime.engine == "fsdp"
+    copy = parameters * compute if compute != MASTER else 0
+    if sharded:
         # the embedding and the two blocks that are gathered at one time
         embedding = recipe.model.vocabulary * recipe.model.width
         copy = compute * (embedding + 2 * -(-(parameters - embedding) // recipe.model.layers))
     partial = int(log2(recipe.batch.lanes // ranks)) if recipe.reduction == "canonical" else 0
     parts = {
-        "weights": MASTER * -(-parameters // ranks),
+        "weights": MASTER * (-(-parameters // ranks) if sharded else parameters),
         "compute_copy": copy,
         "gradients": MASTER * parameters,
         "partial_sums": partial * MASTER * parameters,
-        "optimizer": -(-optimizer_bytes(recipe) // ranks),
+        "exchange": MASTER * (owned + 2 * min(BUCKET, parameters)) if ranks > 1 else 0,
+        "optimizer": optimizer_bytes(recipe, None if ranks == 1 else ranks),
         "activations": activation_bytes(recipe, recipe.runtime.recompute),
         "logits": logits_bytes(recipe),
     }

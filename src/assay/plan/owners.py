@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+BUCKET = 1 << 26  # elements that a rank sends, and receives, in one step of the exchange of gradients
+
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
     """Name → owning rank: by falling size, then name, each to the rank that has least so far, the lowest of equals.

@@ -8,18 +8,17 @@ are the library's all-reduce and nothing is promised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from assay.plan.owners import owners
+from assay.plan.owners import BUCKET, owners
 from assay.recipe.schema import Recipe
 from assay.train.ranks import Ranks
 
-BUCKET = 1 << 26  # elements that are exchanged at one time, unless one tensor is larger
 _Part = TypeVar("_Part", Tensor, float)
 ALIGNED = 128  # elements: every tensor in a buffer begins where a fresh tensor of a device could (512 bytes)
 
@@ -94,92 +93,116 @@ class LaneSums:
         self._partial.clear()
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Elements [start, stop) of the tensor `name`, and where they lie in what one step sends."""
+
+    name: str
+    start: int
+    stop: int
+    place: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One exchange: a stretch of each owner's tensors. `lengths` by owner; `last` are tensors that are done with it."""
+
+    begin: int
+    lengths: list[int]
+    pieces: list[_Piece]
+    last: list[str]
+
+
 class Exchange:
     """Carries gradients to the owners of whole tensors and updated parameters back to every rank.
 
     With several ranks the parameters are laid out in one buffer for each owner, so that they are sent
-    without a copy. With one rank it owns everything and sends nothing.
+    without a copy. Gradients go a stretch of each owner's buffer at a time, so that little more than the
+    gradients themselves is held. One rank owns everything and sends nothing.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks, canonical: bool) -> None:
         self._parameters, self._ranks, self._canonical = parameters, ranks, canonical
         self.owner = owners({name: parameter.numel() for name, parameter in parameters.items()}, ranks.size)
-        self.owned = [name for name in parameters if self.owner[name] == ranks.rank]
+        self._names = [[name for name in parameters if self.owner[name] == rank] for rank in range(ranks.size)]
+        self.owned = self._names[ranks.rank]
         self._laid_out: list[Tensor] = []
-        self._buckets: list[list[str]] = []
+        self._steps: list[_Step] = []
         if ranks.size > 1:
             self._lay_out()
-            self._fill_buckets()
+            self._steps = self._plan()
 
     @torch.no_grad()
     def _lay_out(self) -> None:
-        for rank in range(self._ranks.size):
-            names = [name for name in self._parameters if self.owner[name] == rank]
-            some = next(iter(self._parameters.values()))
+        some = next(iter(self._parameters.values()))
+        for names in self._names:
             size = sum(_room(self._parameters[name]) for name in names)
             buffer = torch.zeros(size, dtype=some.dtype, device=some.device)
-            start = 0
-            for name in names:
+            for name, place in self._places(names):
                 parameter = self._parameters[name]
-                place = buffer[start : start + parameter.numel()].view(parameter.shape)
-                place.copy_(parameter)
-                parameter.data = place
-                start += _room(parameter)
+                own = buffer[place : place + parameter.numel()].view(parameter.shape)
+                own.copy_(parameter)
+                parameter.data = own
             self._laid_out.append(buffer)
 
-    def _fill_buckets(self) -> None:
-        """Tensors in the order of the backward pass, so many at a time that the buffers stay small."""
-        filled = BUCKET
-        for name in reversed(list(self._parameters)):
-            size = _room(self._parameters[name])
-            if filled + size > BUCKET:
-                self._buckets.append([])
-                filled = 0
-            self._buckets[-1].append(name)
-            filled += size
+    def _places(self, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+        """Where each of an owner's tensors begins in its buffer."""
+        place = 0
+        for name in names:
+            yield name, place
+            place += _room(self._parameters[name])
+
+    def _plan(self) -> list[_Step]:
+        """The steps of an exchange: the same stretch of every owner's buffer, cut where tensors begin and end."""
+        length = max(BUCKET // self._ranks.size // ALIGNED, 1) * ALIGNED
+        sizes = [len(buffer) for buffer in self._laid_out]
+        steps = []
+        for begin in range(0, max(sizes), length):
+            lengths = [max(0, min(length, size - begin)) for size in sizes]
+            pieces, last, sent = [], [], 0
+            for names, count in zip(self._names, lengths, strict=True):
+                for name, place in self._places(names):
+                    end = place + self._parameters[name].numel()
+                    low, high = max(begin, place), min(begin + count, end)
+                    if low < high:
+                        pieces.append(_Piece(name, low - place, high - place, sent + low - begin))
+                        last += [name] if high == end else []
+                sent += count
+            steps.append(_Step(begin, lengths, pieces, last))
+        return steps
 
     @torch.no_grad()
     def reduce(self) -> dict[str, Tensor]:
         """The update's gradients of the tensors that this rank owns; every other gradient is given up."""
-        for names in self._buckets:
-            self._reduce_bucket(sorted(names, key=lambda name: self.owner[name]))
-        result = {}
-        for name in self.owned:
-            gradient = self._parameters[name].grad
-            assert gradient is not None, "every parameter takes part in every update"
-            result[name] = gradient
-        return result
+        if self._ranks.size > 1:
+            sums = torch.empty_like(self._laid_out[self._ranks.rank])
+            for step in self._steps:
+                self._exchange(step, sums)
+            for name, place in self._places(self.owned):
+                parameter = self._parameters[name]
+                parameter.grad = sums[place : place + parameter.numel()].view(parameter.shape)
+        return {name: _gradient(self._parameters[name]) for name in self.owned}
 
-    def _reduce_bucket(self, names: list[str]) -> None:
-        """Exchange one bucket; `names` are sorted by owner."""
-        ranks, first = self._ranks, self._parameters[names[0]]
-        splits = [0] * ranks.size
-        for name in names:
-            splits[self.owner[name]] += _room(self._parameters[name])
-        send = torch.empty(sum(splits), dtype=first.dtype, device=first.device)
-        start = 0
-        for name in names:
-            parameter = self._parameters[name]
-            assert parameter.grad is not None, "every parameter takes part in every update"
-            send[start : start + parameter.numel()].copy_(parameter.grad.reshape(-1))
-            parameter.grad = None
-            start += _room(parameter)
-        mine = splits[ranks.rank]
+    def _exchange(self, step: _Step, sums: Tensor) -> None:
+        """One step; the sums over all ranks of this rank's stretch are written into `sums`."""
+        ranks = self._ranks
+        send = torch.empty(sum(step.lengths), dtype=sums.dtype, device=sums.device)
+        for piece in step.pieces:
+            flat = _gradient(self._parameters[piece.name]).reshape(-1)
+            send[piece.place : piece.place + piece.stop - piece.start].copy_(flat[piece.start : piece.stop])
+        for name in step.last:
+            self._parameters[name].grad = None
+        mine = step.lengths[ranks.rank]
+        target = sums[step.begin : step.begin + mine]
         if self._canonical:
-            rows = list(ranks.exchange(send, splits, mine))
+            rows = list(ranks.exchange(send, step.lengths, mine))
             while len(rows) > 2:
                 rows = [left.add_(right) for left, right in zip(rows[::2], rows[1::2], strict=True)]
-            total = rows[0] + rows[1]  # in memory of its own: the pieces of the others are let go
+            torch.add(rows[0], rows[1], out=target)
         else:
             ranks.add_up(send)
-            begin = sum(splits[: ranks.rank])
-            total = send[begin : begin + mine].clone()
-        start = 0
-        for name in names:
-            parameter = self._parameters[name]
-            if self.owner[name] == ranks.rank:
-                parameter.grad = total[start : start + parameter.numel()].view(parameter.shape)
-                start += _room(parameter)
+            begin = sum(step.lengths[: ranks.rank])
+            target.copy_(send[begin : begin + mine])
 
     @torch.no_grad()
     def spread(self) -> None:
@@ -187,6 +210,11 @@ class Exchange:
         for rank, buffer in enumerate(self._laid_out):
             if len(buffer):
                 self._ranks.spread(buffer, rank)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None, "every parameter takes part in every update"
+    return parameter.grad
 
 
 def _room(tensor: Tensor) -> int:
