@@ -197,7 +197,7 @@ def test_what_nobody_measured_or_stated_says_so(small: Path, tmp_path: Path, off
     write_card(facts(small, Publication()), tmp_path / "bare")
     card = (tmp_path / "bare" / CARD).read_text()
     for text in (
-        "Language: not measured.",
+        "Language of each document: not measured.",
         "Revision of a: not stated.",
         "Date of retrieval of a: not stated.",
         "The publication's url, creator, published, version: not stated.",
@@ -207,7 +207,8 @@ def test_what_nobody_measured_or_stated_says_so(small: Path, tmp_path: Path, off
         assert text in card
     metadata = json.loads((tmp_path / "bare" / CROISSANT).read_text())
     assert not {"url", "creator", "datePublished", "version"} & set(metadata)
-    assert metadata["rai:dataLimitations"] == ["language: not measured"]
+    assert metadata["rai:dataLimitations"] == ["language of each document: not measured"]
+    assert "rai:dataCollectionTimeFrame" not in metadata  # one source does not state its date
     warned = mlcroissant.Dataset(jsonld=str(tmp_path / "bare" / CROISSANT)).metadata.issues.warnings
     assert {re.findall(r"schema.org/(\w+)", text)[0] for text in warned} == {"datePublished", "version"}
 

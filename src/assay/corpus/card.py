@@ -111,7 +111,7 @@ def _head(facts: Facts) -> Iterable[str]:
         f"A corpus for pretraining language models: {counted(receipt['admitted'], 'document')}, "
         f"{receipt['tokens']:,} tokens from {facts.text_bytes:,} bytes of text ({', '.join(facts.languages)}), in "
         f"{counted(shards, 'training shard')} and a validation shard of token ids. Made with Assay from "
-        f"{counted(len(receipt['by_source']), 'source')}, out of {counted(receipt['documents'], 'document')}; each of "
+        f"{counted(facts.sources, 'source')}, out of {counted(receipt['documents'], 'document')}; each of "
         f"the {receipt['documents'] - receipt['admitted']:,} that are not in it left by name, with stage and reason.\n"
     )
     yield (
@@ -183,11 +183,11 @@ def _sources(facts: Facts) -> Iterable[str]:
         documents, checked = facts.documents[source.name], found.get("fetched_and_checked_by")
         by_licence = ", ".join(f"{plain(name)}: {counted(n, 'document')}" for name, n in documents.items()) or "none"
         files = [] if licence is None else licence.files
-        how = "one record for the whole source"
+        how, evidence, decision = "one record for the whole source", NOT_STATED, NOT_STATED
         if licence is None:
             how = "no record"
         elif licence.records is not None:
-            how = f"a record for each title ({plain(licence.records)})"
+            how, evidence, decision = f"a record for each title ({plain(licence.records)})", "by title", "by title"
         elif licence.spdx is None:
             how = "stated by each document"
         yield f"### {plain(source.name)}\n"
@@ -202,8 +202,8 @@ def _sources(facts: Facts) -> Iterable[str]:
                 *([("fetched and checked by", _fetched(checked))] if checked else []),
                 ("admitted by licence", by_licence),
                 ("licence record", how),
-                ("evidence", plain(None if licence is None else licence.evidence)),
-                ("decision", plain(None if licence is None else licence.decision)),
+                ("evidence", evidence if licence is None or licence.evidence is None else plain(licence.evidence)),
+                ("decision", decision if licence is None or licence.decision is None else plain(licence.decision)),
                 ("attribution", plain(None if licence is None else licence.attribution)),
                 ("licence files", ", ".join(plain(f"licences/{name}") for name in files) or "none"),
                 *([("refused as a whole", plain(found["refused"]))] if found["refused"] else []),
@@ -225,8 +225,7 @@ def _admission(facts: Facts) -> Iterable[str]:
         for stage in facts.receipt["stages"]
     ]
     yield from _table(("stage", "in", "out", "rejected"), rows)
-    unasked = [stage for stage in facts.not_asked if stage != "target"]
-    yield f"\nNot asked for, and so {NOT_MEASURED}: {', '.join(unasked) or 'nothing'}.\n"
+    yield f"\nNot asked for, and so {NOT_MEASURED}: {', '.join(facts.not_measured) or 'nothing'}.\n"
     yield f"- Licences that may enter: {', '.join(map(plain, corpus.admission.licences))}."
     lists = counted(len(corpus.admission.reserved), "list") if corpus.admission.reserved else "none was given"
     yield f"- Lists of documents that other pools keep for themselves: {lists}."
@@ -279,7 +278,9 @@ def _tokens(facts: Facts) -> Iterable[str]:
     receipt, corpus = facts.receipt, facts.corpus
     tokenizer, choice = receipt["tokenizer"], corpus.tokenizer
     origin = "trained on the training documents of this corpus (byte-level BPE)"
+    seen = "the tokenizer was not trained on it"
     if choice.path is not None:
+        seen = f"what the tokenizer was trained on is {NOT_STATED}"
         origin = f"given: {plain(choice.path)}, revision {plain(choice.revision)}"
     yield "## Tokens\n"
     yield from _table(
@@ -303,7 +304,7 @@ def _tokens(facts: Facts) -> Iterable[str]:
     key += "" if corpus.validation.key is None else f"{plain(corpus.validation.key)} stay together"
     yield (
         f"\nValidation: a share of {corpus.validation.fraction} was asked for, chosen by a hash ({key}). It is no "
-        f"training data, and the tokenizer was not trained on it{'' if choice.path is None else ' here'}."
+        f"training data; {seen}."
     )
 
 
@@ -324,9 +325,8 @@ def _making(facts: Facts) -> Iterable[str]:
 def _open(facts: Facts) -> Iterable[str]:
     said, sources = facts.publication, facts.receipt["by_source"]
     yield "## What is not known\n"
-    for stage in facts.not_asked:
-        if stage != "target":
-            yield f"- {stage.capitalize()}: {NOT_MEASURED}."
+    for what in facts.not_measured:
+        yield f"- {what.capitalize()}: {NOT_MEASURED}."
     yield f"- Personal data, offensive text, social bias, factual quality of the documents: {NOT_MEASURED}."
     for what, key in (("Revision", "revision"), ("Date of retrieval", "retrieved")):
         silent = [plain(name) for name, source in sources.items() if source[key] is None]

@@ -86,7 +86,7 @@ def _description(facts: Facts) -> str:
     receipt = facts.receipt
     return (
         f"A corpus for pretraining language models: {receipt['admitted']:,} documents, {receipt['tokens']:,} tokens, "
-        f"{facts.text_bytes:,} bytes of text, from {len(receipt['by_source']):,} sources, as token ids in shards. "
+        f"{facts.text_bytes:,} bytes of text, from {facts.sources:,} sources, as token ids in shards. "
         f"Figures come from the corpus's receipt, {RECEIPT} ({facts.sha256})."
     )
 
@@ -300,19 +300,18 @@ def _activities(facts: Facts) -> Iterable[dict[str, Any]]:
 def _responsible(facts: Facts) -> dict[str, Any]:
     """Properties of the RAI vocabulary for which the receipt holds a fact."""
     receipt = facts.receipt
-    dates = sorted({s["retrieved"] for s in receipt["by_source"].values() if s["admitted"] and s["retrieved"]})
+    dates = {source["retrieved"] for source in receipt["by_source"].values() if source["admitted"]}
     form = "left as it was" if receipt["normalise"] == "none" else f"normalised to Unicode {receipt['normalise']}"
     steps = [f"text {form} (character tables of Unicode {receipt['unicode']})"]
     for stage in receipt["stages"]:
-        left = ", ".join(f"{count:,} {reason}" for reason, count in stage["rejected"].items()) or "none left"
-        steps.append(f"{stage['stage']}: {stage['in']:,} documents in, {stage['out']:,} out ({left})")
-    unmeasured = [stage for stage in facts.not_asked if stage != "target"]
+        left = ", ".join(f"{count:,} {reason}" for reason, count in stage["rejected"].items()) or "none"
+        steps.append(f"{stage['stage']}: {stage['in']:,} documents in, {stage['out']:,} out, rejected: {left}")
     return {
         "rai:dataCollection": "Documents of named sources, each admitted under a licence record with evidence and a "
         f"decision: {', '.join(name for name, s in receipt['by_source'].items() if s['admitted'])}",
-        "rai:dataCollectionTimeFrame": dates or None,
+        "rai:dataCollectionTimeFrame": None if None in dates else sorted(dates),
         "rai:dataPreprocessingProtocol": steps,
-        "rai:dataLimitations": [f"{stage}: not measured" for stage in unmeasured] or None,
+        "rai:dataLimitations": [f"{what}: not measured" for what in facts.not_measured] or None,
         "rai:dataBiases": ["not measured"],
         "rai:personalSensitiveInformation": ["not measured"],
     }

@@ -20,6 +20,11 @@ from assay.files.digest import digest_file
 
 _URL = re.compile(r"https?://[^\s<>|`\"]+")
 _VERSION = re.compile(r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_MEASURES = {
+    "language": "language of each document",
+    "near duplicates": "near duplicates",
+    "decontamination": "overlap with evaluation sets",
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,16 @@ class Facts:
     def text_bytes(self) -> int:
         """UTF-8 bytes of the admitted documents after normalisation."""
         return sum(int(source["text_bytes"]) for source in self.receipt["by_source"].values())
+
+    @property
+    def sources(self) -> int:
+        """Sources from which something was admitted."""
+        return sum(source["admitted"] > 0 for source in self.receipt["by_source"].values())
+
+    @property
+    def not_measured(self) -> list[str]:
+        """What the stages that were not asked for would have measured."""
+        return [_MEASURES[stage] for stage in self.not_asked if stage in _MEASURES]
 
     @property
     def not_asked(self) -> list[str]:
