@@ -93,3 +93,17 @@ def test_files_that_are_cut_meanwhile_are_a_fault_with_a_sentence(tmp_path: Path
     (shard.path / "documents.idx").unlink()
     with pytest.raises(DataError, match="cannot be read"):
         documents.bounds(shard)
+
+
+def test_a_document_of_any_length_is_taken_in_bounded_pieces(one: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = documents.bounds(one)
+    monkeypatch.setattr(documents, "LONGEST", 10)
+    cut = documents.bounds(one)
+    assert int((cut.stops - cut.starts).max()) == 10
+    assert set(whole.stops.tolist()) <= set(cut.stops.tolist())
+    assert cut.starts.tolist() == [0, *cut.stops.tolist()[:-1]]
+    first = one.ids[: int(whole.stops[0])].tolist()
+    pieces = [first[at : at + 10] for at in range(0, len(first), 10)]
+    expected = [plainly(piece[:-1] if piece[-1] == 0 else piece) for piece in pieces]
+    found = documents.document_digests(one)[: len(expected)]
+    assert [tuple(row) for row in found.tolist()] == expected

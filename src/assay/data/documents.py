@@ -19,6 +19,10 @@ from assay.errors import DataError
 
 PIECE = 1 << 18  # ids held at a time, where no document is longer; their 64-bit hashes fit into the cache
 
+# A longer document is taken in pieces of this length, each a document of its own: memory stays bounded even for a
+# pack that holds no end-of-text id at all.
+LONGEST = 1 << 20
+
 Digests = NDArray[np.uint64]
 
 # The digest of a document without any id: nothing that could be repeated.
@@ -42,7 +46,8 @@ def bounds(shard: Shard, start: int = 0, stop: int | None = None, *, touched: bo
     """The documents that lie whole in the tokens [start, stop); with `touched` those with any token in it.
 
     Takes 8 bytes of memory for each document of the shard. Where the shard does not know its documents
-    (an adopted pack), they end at each end-of-text id. DataError when the files are not what they were.
+    (an adopted pack), they end at each end-of-text id. Documents above LONGEST ids are cut. DataError when
+    the files are not what they were.
     """
     stop = shard.tokens if stop is None else stop
     if not 0 <= start <= stop <= shard.tokens:
@@ -118,7 +123,12 @@ def _ends(shard: Shard) -> NDArray[np.int64]:
             ends = np.append(ends, shard.tokens)
     if ends[-1] != shard.tokens or not bool(np.all(np.diff(ends, prepend=0) > 0)):
         raise DataError(f"{shard.path / DOCUMENTS} does not rise to the shard's end; run assay data verify on it")
-    return ends
+    lengths = np.diff(ends, prepend=0)
+    cuts = [
+        np.arange(ends[at] - lengths[at] + LONGEST, ends[at], LONGEST)
+        for at in np.flatnonzero(lengths > LONGEST).tolist()
+    ]
+    return np.union1d(ends, np.concatenate(cuts)) if cuts else ends
 
 
 def _read(shard: Shard, name: str, dtype: np.dtype[Any], start: int, count: int) -> NDArray[Any]:
