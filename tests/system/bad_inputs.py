@@ -93,6 +93,16 @@ def make(path: Path) -> Project:
     (path / "corpus.yaml").write_text(json.dumps(corpus) + "\n")
     given = {**corpus, "tokenizer": {"path": "tokenizer.json"}}
     (path / "given.yaml").write_text(json.dumps(given) + "\n")
+    (path / "reserved.jsonl").write_text('{"pool": "gold", "id": "8", "title": "t8"}\n')
+    kept = {**corpus, "admission": {"licences": ["CC-BY-4.0"], "reserved": ["reserved.jsonl"]}}
+    (path / "reserving.yaml").write_text(json.dumps(kept) + "\n")
+    (path / "evidence.md").write_text("The card of 1.07 states 14,520,680,448 positions.\n")
+    part, queue = path / "data/train-0", path / "data/queue.jsonl"
+    code, out, _ = call("data", "propose", queue, part, "--updates", 2, "--global-batch", 8, "--json")
+    assert code == 0
+    (path / "line.json").write_text(json.loads(out)["line"])
+    code, _, err = call("data", "overlap", part, "--queue", queue, "--exact", "--out", path / "overlap.json")
+    assert code == 0, err
     code, out, _ = call("data", "batches", path / "data/queue.jsonl", "--seed", 7, "--global-batch", 8, "--json")
     assert code == 0
     (path / "expected.json").write_text(out)

@@ -26,6 +26,8 @@ from assay.run.history import history
 NO_FILE = ("missing", "folder", "pipe", "dangling link", "link to itself")
 TRAIN = ("train", "recipe.yaml", "--run", "new")
 BATCHES = ("data", "batches", "data/queue.jsonl", "--seed", "7", "--global-batch", "8", "--expect", "expected.json")
+OVERLAP = ("data", "overlap", "data/train-0", "--queue", "data/queue.jsonl", "--exact")
+SHOW = ("data", "approve", "line.json", "--queue", "data/queue.jsonl", "--overlap", "overlap.json", "--show")
 CHECKPOINT = "run/checkpoints/step-000006"
 
 # The file, the command that reads it, the code, and where another code is right: 0 means that the file is still sound.
@@ -60,6 +62,14 @@ CASES: dict[str, Case] = {
     "safetensors": (f"{CHECKPOINT}/model.safetensors", ("export", "run", "out", "--step", "6"), 4, {}),
     "optimizer": (f"{CHECKPOINT}/optimizer.safetensors", ("bundle", "run", "out", "--step", "6"), 4, {}),
     "state.json": (f"{CHECKPOINT}/state.json", ("bundle", "run", "out", "--step", "6"), 4, {}),
+    "tokens.bin for overlap": ("data/train-0/tokens.bin", OVERLAP, 4, {}),
+    "documents.idx for overlap": ("data/train-0/documents.idx", OVERLAP, 4, {"CRLF": 0}),
+    "report on overlap": ("overlap.json", SHOW, 2, {"CRLF": 0}),
+    # Any bytes are evidence, if they can be had at all.
+    "evidence of a declared term": (
+        "evidence.md", ("data", "exposure", "run", "--declared", "1.07:at-least:14520680448:evidence.md"), 2,
+        dict.fromkeys(("empty", "truncated", "wrong type", "not UTF-8", "CRLF"), 0)),
+    "reserved documents": ("reserved.jsonl", ("corpus", "build", "reserving.yaml", "out"), 2, {"CRLF": 0}),
     "expected batches": ("expected.json", BATCHES, 2, {"CRLF": 0}),
     "Hugging Face config": ("hf/config.json", ("import", "hf", "hf", "out"), 2, {"CRLF": 0}),
     "Hugging Face weights": ("hf/model.safetensors", ("import", "hf", "hf", "out"), 2, {}),
@@ -67,7 +77,7 @@ CASES: dict[str, Case] = {
 VERSIONS = {
     "queue for order": ("assay-queue/1", 2), "queue for train": ("assay-queue/1", 2),
     "shard.json": ("assay-shard/1", 2), "shard.json for train": ("assay-shard/1", 4),
-    "checkpoint manifest": ("assay-checkpoint/1", 4),
+    "checkpoint manifest": ("assay-checkpoint/1", 4), "report on overlap": ("assay-overlap/1", 2),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from assay.corpus import duplicates, language, remote, reserved
 from assay.corpus import tokenizer as tokenizers
 from assay.corpus.admission import gate, refusal
-from assay.corpus.description import Corpus, Description
+from assay.corpus.description import Corpus, Description, is_remote
 from assay.corpus.duplicates import NearDuplicates
 from assay.corpus.on_ray import Cluster
 from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
@@ -234,13 +234,15 @@ def _working(
     corpus = description.corpus
     refuse_existing(out)
     remote.expect_pinned(corpus)
+    _expect_given(description)
     with work_folder(out) as folder:
         try:
             brought = remote.bring(corpus, folder, Policy(deadline), tell)
             count = _count(description, brought) if workers is None and on == "local" else workers
             with Cluster(description.folder, folder, count) if on == "ray" else Workers(count or 1) as helpers:
                 surveyed, pieces = survey(corpus, description.folder, helpers, tell, brought.sources)
-                _expect_given(description, brought)
+                if brought.tokenizer is not None:
+                    _given_tokenizer(description, brought)
                 yield _Work(description, folder, helpers, tell, brought, surveyed, pieces)
             shutil.rmtree(folder)
         except KeyboardInterrupt:
@@ -266,14 +268,14 @@ def _count(description: Description, brought: Remote) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), pieces))
 
 
-def _expect_given(description: Description, brought: Remote) -> None:
-    """Refuse faulty licence records, lists, tokenizers, held-out sets and indexes now, not after hours of cleaning."""
+def _expect_given(description: Description) -> None:
+    """Refuse faulty licence records, lists, local tokenizers, held-out sets and indexes before anything is fetched."""
     corpus, folder = description.corpus, description.folder
     reserved.read(corpus.admission.reserved, corpus.pool, folder)
     for source in corpus.sources:
         gate(source, corpus, folder)
-    if corpus.tokenizer.path is not None:
-        _given_tokenizer(description, brought)
+    if corpus.tokenizer.path is not None and not is_remote(corpus.tokenizer.path):
+        _given_tokenizer(description, Remote({}))
     if corpus.decontamination is not None:
         held_out(corpus, folder)
     near = corpus.duplicates.near
@@ -463,7 +465,7 @@ def _write(work: _Work, encoded: Stage, tokenizer: Tokenizer, folder: Path) -> l
     with (folder / ADMITTED).open("wb") as whole:
         for name in part_names(corpus):
             with listing(folder, name).open("rb") as file:
-                shutil.copyfileobj(file, whole, 1 << 20)
+                shutil.copyfileobj(file, whole)
             listing(folder, name).unlink()
     return written
 
