@@ -17,7 +17,7 @@ from assay.cli.progress import progress
 from assay.cli.reserve import reserve_command
 from assay.cli.show import as_json, console, note, pairs, table
 
-corpus_app = typer.Typer(help="From documents to shards, every document accounted for.", no_args_is_help=True)
+corpus_app = typer.Typer(help="Turn documents into shards", no_args_is_help=True)
 
 CorpusFile = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus description, such as corpora/demo.yaml")]
 NewFolder = Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make; it must not exist")]
@@ -28,7 +28,7 @@ WorkerCount = Annotated[
 ]
 Where = Annotated[
     Literal["local", "ray"],
-    typer.Option("--on", metavar="ENGINE", help="local: this machine; ray: a Ray cluster; same bytes"),
+    typer.Option("--on", metavar="ENGINE", help="Who works: local, this machine, or ray, a Ray cluster; same bytes"),
 ]
 Deadline = Annotated[
     float, typer.Option(min=0, max=86400, metavar="SECONDS", help="How long a remote read may go without success")
@@ -44,7 +44,7 @@ def build_command(
     deadline: Deadline = 600.0,
     json: JsonOption = False,
 ) -> None:
-    """Build shards from the documents of a description
+    """Build shards from documents
 
     A build that was stopped goes on where it was: its work lies in OUT.work until OUT is there.
     """
@@ -60,42 +60,38 @@ def build_command(
         return
     screen = console()
     _show_receipt(receipt)
-    screen.print(f"\n{out}: look inside with  assay corpus show {out}  and  assay corpus show {out} --rejected")
+    screen.print(f"\nLook inside:\n  assay corpus show {out}\n  assay corpus show {out} --rejected", markup=False)
 
 
 @corpus_app.command("show")
 def show_command(
     out: BuiltFolder,
-    source: Annotated[str | None, typer.Option(help="Only documents of this source.")] = None,
-    rejected: Annotated[bool, typer.Option("--rejected", help="Rejected documents by reason.")] = False,
+    source: Annotated[str | None, typer.Option(metavar="NAME", help="Only documents of this source")] = None,
+    rejected: Annotated[bool, typer.Option("--rejected", help="Rejected documents, by reason")] = False,
+    reason: Annotated[
+        str | None, typer.Option(metavar="REASON", help="Rejected documents of this reason alone")
+    ] = None,
     count: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Documents to show; of each reason with --rejected.")
+        int, typer.Option(min=1, max=10_000, metavar="N", help="Documents to show; of each reason when rejected")
     ] = 5,
     json: JsonOption = False,
 ) -> None:
-    """Show samples of a built corpus and its receipt
+    """Show samples and receipt of a corpus
 
-    Texts are decoded from the shards: what is shown is what a model will see.
+    Texts are decoded from the shards: what is shown is what a model will see. A sample is drawn from the whole corpus
+    and is always the same one. Of a rejected document the name, the place and the evidence are kept, not the text.
     """
     from dataclasses import asdict
 
     from assay.corpus import looking
 
     receipt = looking.receipt(out)
-    if rejected:
-        reasons, left = looking.rejected(out, count, source)
+    if rejected or reason is not None:
+        reasons, left = looking.rejected(out, count, source, reason)
         if json:
             as_json({**receipt, "shown": left})
-            return
-        screen = console()
-        rows = [
-            (r["stage"], r["reason"], r["id"] or f"{r['file']}: {r['position']}", r["source"], r["evidence"])
-            for r in left
-        ]
-        screen.print(table("", ("stage", "reason", "document", "source", "evidence"), rows))
-        by_reason = [(stage, reason, documents) for (stage, reason), documents in reasons.items()]
-        screen.print()
-        screen.print(table("Rejected, by stage and reason", ("stage", "reason", "documents"), by_reason))
+        else:
+            _show_rejected(reasons, left)
         return
     samples = looking.samples(out, count, source)
     if json:
@@ -103,9 +99,34 @@ def show_command(
         return
     screen = console()
     for sample in samples:
-        screen.print(f"{sample.id}  ({sample.source}, {sample.shard}, {sample.tokens:,} tokens)", markup=False)
+        name = sample.id if sample.title in (None, sample.id) else f"{sample.id}  “{sample.title}”"
+        screen.print(f"{name}  ({sample.source}, {sample.shard}, {sample.tokens:,} tokens)", markup=False)
         screen.print(sample.text + "\n", markup=False, style="dim")
+    if not samples:
+        screen.print("No document was admitted" + (f" from {source}" if source else "") + ".\n")
     _show_receipt(receipt)
+
+
+def _show_rejected(reasons: dict[tuple[str, str], int], left: list[dict[str, Any]]) -> None:
+    """Samples under their reason, then how many there are of each."""
+    screen = console()
+    if not reasons:
+        screen.print("No document was rejected.")
+        return
+    for (stage, reason), documents in reasons.items():
+        shown = [each for each in left if (each["stage"], each["reason"]) == (stage, reason)]
+        more = "" if len(shown) == documents else f", {len(shown):,} of them:"
+        screen.print(
+            f"{stage}: {reason}  ({documents:,} document{'s' * (documents != 1)}{more})", markup=False, style="bold"
+        )
+        for each in shown:
+            place = f"{each['file']}: {each['position']}"
+            name = each["id"] if each["id"] is not None else place
+            screen.print(f"  {name}  ({each['source']}, {place})", markup=False)
+            screen.print(f"    {each['evidence']}", markup=False, style="dim")
+        screen.print()
+    by_reason = [(stage, reason, documents) for (stage, reason), documents in reasons.items()]
+    screen.print(table("Rejected, by stage and reason", ("stage", "reason", "documents"), by_reason))
 
 
 @corpus_app.command("tokenizer")

@@ -23,9 +23,10 @@ def card_command(
     version: Annotated[str | None, typer.Option(metavar="VERSION", help="Its version, such as 1.0.0")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the data card (README.md) and croissant.json of a corpus
+    """Write the data card of a corpus
 
-    Both come from the corpus's receipt alone. The options are what only the publisher knows.
+    README.md for people and croissant.json for machines, both from the corpus's receipt alone. The options are what
+    only the publisher knows.
     """
     from assay.corpus.card import write_card
     from assay.corpus.evidence import Publication, facts

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+from assay.cli.options import JsonOption
+
 SLOTS = (("train-00", 110), ("train-01", 130))  # updates of the two slots; the recipe schedules their sum
 EPOCHS = 3
 KILL_AT = 165  # in slot 1, behind the checkpoint of step 150: some updates must be done again
@@ -59,11 +61,14 @@ class Stage:
 
 def demo_command(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="a new folder; default: demo, or the next free name")
+        Path | None, typer.Argument(metavar="DIR", help="A new folder; default: demo, or the next free name")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="print one JSON object on standard output")] = False,
+    json_: JsonOption = False,
 ) -> None:
-    """The whole life of a small model on real text, on this processor, in minutes."""
+    """Show the whole life of a small model
+
+    On real text, on this processor, in about three minutes.
+    """
     from assay.cli.show import as_json
     from assay.errors import InputError
 

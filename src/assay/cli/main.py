@@ -40,9 +40,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo", help="Show the whole life of a small model")(demo_command)
+app.command("demo")(demo_command)
 app.command("plan")(plan_command)
-app.add_typer(corpus_app, name="corpus", help="Turn documents into shards")
+app.add_typer(corpus_app, name="corpus")
 app.add_typer(data_app, name="data")
 app.command("preflight")(preflight_command)
 app.command("train")(train)

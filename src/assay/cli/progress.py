@@ -28,7 +28,8 @@ def progress() -> Iterator[Tell]:
 def amount(done: int, total: int | None, unit: str) -> str:
     """What is done, in words: `12,345 of 20,000 documents`, `1.5 of 3.0 MB`; nothing when nothing was counted."""
     if unit == "bytes":
-        return f"{done / 1e6:,.1f}{'' if total is None else f' of {total / 1e6:,.1f}'} MB"
+        size, name = (1e6, "MB") if (total or done) >= 100_000 else (1e3, "kB")
+        return f"{done / size:,.1f}{'' if total is None else f' of {total / size:,.1f}'} {name}"
     if total is None:
         return f"{done:,} {unit}" if done else ""
     return f"{done:,} of {total:,} {unit}"
@@ -67,38 +68,47 @@ def _lines() -> Iterator[Tell]:
 def _bars() -> Iterator[Tell]:
     """One bar for the stage that runs; a stage that took long leaves a line with its time."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
+
+    class Times(ProgressColumn):
+        """Elapsed time, and what remains once that can be told."""
+
+        def render(self, task: Task) -> Text:
+            left = task.time_remaining
+            return Text(clock(task.elapsed or 0) + ("" if left is None else f", {clock(left)} left"))
 
     display = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
         TextColumn("{task.fields[share]}"),
         TextColumn("{task.fields[counted]}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-        TimeRemainingColumn(compact=True),
+        Times(),
         console=Console(stderr=True, highlight=False),
         transient=True,
     )
-    task = display.add_task("start", total=None, share="", counted="", left="")
+    task = display.add_task("start", total=None, share="", counted="")
     timer = threading.Timer(SHOW_AFTER, display.start)
     timer.daemon = True
-    current, counted, began = "start", "", time.monotonic()
+    current, reached, began = "start", "", time.monotonic()
 
     def finish() -> None:
         took = time.monotonic() - began
         if took > SHOW_AFTER and current != "start":
-            display.console.print("  ".join(part for part in (current, counted, clock(took)) if part), style="dim")
+            display.console.print("  ".join(part for part in (current, reached, clock(took)) if part), style="dim")
 
     def tell(stage: str, done: int, total: int | None, unit: str) -> None:
-        nonlocal current, counted, began
+        nonlocal current, reached, began
         if stage != current:
             finish()
             current, began = stage, time.monotonic()
-            display.reset(task, total=total, description=stage)
-        counted = amount(done, total, unit)
+            display.reset(task, total=None, description=stage, share="", counted="")
+        reached = amount(total or done, None, unit)
         share = f"{100 * done // total:3} %" if total else ""
-        display.update(task, total=total, completed=done, share=share, counted=counted, left="left" if total else "")
+        # The bar moves to and fro until something is done: one that stands at nothing looks dead.
+        display.update(
+            task, total=total if done else None, completed=done, share=share, counted=amount(done, total, unit)
+        )
 
     timer.start()
     try:

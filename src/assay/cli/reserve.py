@@ -27,7 +27,7 @@ def reserve_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the documents that a pool keeps for itself
+    """List what a pool keeps for itself
 
     Other corpora name the list in admission.reserved and reject what is on it. Digests are written, never texts.
     """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from assay.corpus.documents import STAGES, Stage
-from assay.corpus.pieces import rows
+from assay.corpus.pieces import SUFFIX, rows
 from assay.corpus.receipt import ADMITTED, FORMAT, RECEIPT, TOKENIZER
 from assay.corpus.shards import REJECTED
 from assay.corpus.tokenizer import FILE, Tokenizer, decode, load
@@ -38,6 +38,8 @@ class Sample:
 
 def receipt(out: Path) -> dict[str, Any]:
     """The receipt of a built corpus; InputError when `out` is none, DataError when its lists were changed."""
+    if not out.exists() and out.with_name(out.name + SUFFIX).is_dir():
+        raise InputError(f"the build of {out} is not finished; run `assay corpus build` again: it goes on where it was")
     if not out.is_dir():
         raise InputError(f"{out} is not a folder; name the OUT of `assay corpus build`")
     record = read_object(out / RECEIPT, "the receipt of a corpus")
@@ -71,24 +73,43 @@ def samples(out: Path, count: int, source: str | None = None, characters: int = 
 
 
 def rejected(
-    out: Path, count: int, source: str | None = None
+    out: Path, count: int, source: str | None = None, reason: str | None = None
 ) -> tuple[dict[tuple[str, str], int], list[dict[str, Any]]]:
-    """How many documents left by (stage, reason), stages in order, and up to `count` of each with its evidence."""
-    _expect_source(receipt(out), source, out)
+    """How many documents left by (stage, reason), stages in order, and `count` of each with its evidence.
+
+    Always the same ones of a corpus, from all over it. Raises InputError for a source or reason that it has not.
+    """
+    facts = receipt(out)
+    _expect_source(facts, source, out)
+    if reason is not None and reason not in facts["rejected"]:
+        known = ", ".join(facts["rejected"]) or "nothing was rejected"
+        raise InputError(f"{out} has no document that left as {reason!r}; there is: {known}")
     left = Counter[tuple[str, str]]()
-    shown = []
-    for record in rows(out / REJECTED, size=4096):
-        if source in (None, record["source"]):
-            name = record["stage"], record["reason"]
-            left[name] += 1
-            if left[name] <= count:
-                shown.append(record)
+    chosen: dict[tuple[str, str], list[tuple[int, int]]] = {}  # by a number that looks random, the largest first
+    shown: dict[int, dict[str, Any]] = {}
+    for place, record in enumerate(rows(out / REJECTED, size=4096)):
+        if source not in (None, record["source"]) or reason not in (None, record["reason"]):
+            continue
+        name = record["stage"], record["reason"]
+        left[name] += 1
+        mine = chosen.setdefault(name, [])
+        heapq.heappush(mine, (-_drawn(record), place))
+        shown[place] = record
+        if len(mine) > count:
+            del shown[heapq.heappop(mine)[1]]
 
     def order(stage: str, reason: str) -> tuple[int, str]:
         return STAGES.index(cast(Stage, stage)), reason
 
     by_reason = dict(sorted(left.items(), key=lambda item: order(*item[0])))
-    return by_reason, sorted(shown, key=lambda record: order(record["stage"], record["reason"]))
+    in_order = [shown[place] for place in sorted(shown)]
+    return by_reason, sorted(in_order, key=lambda record: order(record["stage"], record["reason"]))
+
+
+def _drawn(record: dict[str, Any]) -> int:
+    """A number that looks random and depends on the document alone."""
+    name = f"{record['source']}\0{record['file']}\0{record['position']}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def _sample(record: dict[str, Any], shard: Shard, tokenizer: Tokenizer, characters: int) -> Sample:
