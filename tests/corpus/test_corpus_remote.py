@@ -155,6 +155,7 @@ def test_a_server_without_ranges_begins_anew_and_the_bytes_are_the_same(server: 
     server.ranges = False
     server.faults.append(Fault("train-0", "cut", times=2))
     assert contents(bring(corpus(hub_source()), tmp_path / "work"), "hub") == HUB
+    assert len([path for path in server.answered if "train-0" in path]) == 3
 
 
 def test_the_deadline_counts_while_nothing_comes_and_not_while_something_does(server: Server, tmp_path: Path) -> None:
@@ -290,21 +291,21 @@ def test_a_folder_of_a_data_set_and_one_without_configs_are_all_their_files(serv
         bring(corpus(hub_source()), tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("when", ["a file is read", "all files came", "the build goes on"])
+@pytest.mark.parametrize("when", ["before its files came", "while they came", "after they came"])
 def test_a_prefix_that_changes_is_noticed(server: Server, when: str, tmp_path: Path) -> None:
     given, objects = corpus(store_source()), server.buckets["bucket"]
 
     def change(stage: str, done: int, total: int | None, unit: str) -> None:
-        if when == "all files came":
+        if when == "while they came":
             objects["p/z.jsonl"] = b"{}\n"
 
-    if when == "a file is read":
+    if when == "before its files came":
         server.faults.append(Fault("a.jsonl", "503", times=ALWAYS))
         with pytest.raises(Interrupted):
             bring(given, tmp_path / "work", SHORT)
-        server.faults[:] = [Fault("list-type", "stale", times=1)]
+        server.faults.clear()
         objects["p/a.jsonl"] = OBJECTS["p/a.jsonl"].replace(b"Page", b"page")
-    elif when == "the build goes on":
+    elif when == "after they came":
         bring(given, tmp_path / "work")
         del objects["p/b/c.jsonl"]
     (tmp_path / "work").mkdir(exist_ok=True)

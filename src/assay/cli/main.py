@@ -115,7 +115,8 @@ def _extra(module: str) -> str | None:
     top = module.split(".")[0]
     if top in ("torch", "safetensors", "transformers"):
         return "train"
-    return "corpus" if top in ("py3langid", "pyarrow", "rensa", "tokenizers", "zstandard") else None
+    corpus = ("httpx2", "huggingface_hub", "obstore", "py3langid", "pyarrow", "rensa", "tokenizers", "zstandard")
+    return "corpus" if top in corpus else None
 
 
 def _tell(message: str, code: int, wants_json: bool) -> None:
