@@ -45,12 +45,14 @@ def clock(seconds: float) -> str:
 @contextlib.contextmanager
 def _lines() -> Iterator[Tell]:
     """A plain line now and then."""
-    begin = last = began = time.monotonic()
+    begin = last = began = 0.0
     current = ""
 
     def tell(stage: str, done: int, total: int | None, unit: str) -> None:
-        nonlocal last, began, current
+        nonlocal begin, last, began, current
         now = time.monotonic()
+        if not current:
+            begin = last = now
         if stage != current:
             current, began = stage, now
         if now - begin < SHOW_AFTER or now - last < min(LONGEST_SILENCE, max(SHOW_AFTER, (now - begin) / 20)):
