@@ -20,7 +20,7 @@ from assay.cli.main import main
 from assay.corpus.alike import Alike, signed
 from assay.corpus.duplicates import Parameters
 from assay.corpus.earlier import Before, earlier
-from assay.corpus.overlap import KINDS, Range, merged, report
+from assay.corpus.overlap import KINDS, Range, merged, parameters, report
 from assay.data import queue as queues
 from assay.data.batches import windows_of
 from assay.data.exposure import Consumed
@@ -156,7 +156,7 @@ def edited(document: Document, places: int) -> Document:
 def test_near_documents_are_found_with_the_share_that_was_consumed(tmp_path: Path) -> None:
     old = texts(6, 99, 1)
     first = shard(tmp_path / "old", old)
-    new = [old[0], edited(old[1], 4), edited(old[2], 60), *texts(2, 99, 2), edited(old[5], 3)]
+    new = [old[0], edited(old[1], 4), edited(old[2], 24), *texts(2, 99, 2), edited(old[5], 3)]
     second = shard(tmp_path / "new", new, source="n")
     queue = queue_of(tmp_path / "queue.jsonl", [(first, 0, 350)])
     run = run_of(queue, 12)
@@ -169,7 +169,7 @@ def test_near_documents_are_found_with_the_share_that_was_consumed(tmp_path: Pat
     assert [(one["document"], one["kind"], one["earlier"]["document"]) for one in facts["examples"]] == [
         (0, "exact", 0),
         (1, "near", 1),
-    ]  # documents 4 and 5 were never queued, and 60 ids of 99 leave nothing alike
+    ]  # documents 4 and 5 were never queued, and 24 ids of 99 leave 0.6
     near = facts["examples"][1]
     assert (near["positions_consumed"], near["tokens"], near["source"]) == (had(1), 100, "n1")
     true = (95 - 4) / (95 + 4)  # runs of five ids that both have, of all that either has
@@ -179,6 +179,9 @@ def test_near_documents_are_found_with_the_share_that_was_consumed(tmp_path: Pat
     }  # fmt: skip
     assert facts["total"]["fresh"] == {"documents": 4, "tokens": 400}
     assert facts["parameters"]["parameters"]["threshold"] == "0.75"
+    low = report([Range(second, 0, second.tokens)], [run], None, {first.sha256: first}, near=parameters(0.5))
+    assert [one["document"] for one in low["examples"]] == [0, 1, 2]
+    assert 0.5 < float(facts["parameters"]["recall_at_threshold"]) < 1
     none = report([Range(second, 0, second.tokens)], [run], None, {first.sha256: first}, near=NOTHING_NEAR)
     assert none["total"]["near"]["documents"] == 0
 

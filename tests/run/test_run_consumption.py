@@ -118,6 +118,30 @@ def test_a_whole_ancestry_is_one_union(
         ("oldest", 6 * PER_UPDATE),
     ]
 
+    words = [
+        "assay",
+        "data",
+        "overlap",
+        str(project / "data" / "shard"),
+        "--run",
+        str(newest.path),
+        "--exact",
+        "--json",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["first"], one["last"]) for one in found["runs"]] == [
+        ("newest", 10, 15),
+        ("middle", 0, 10),
+        ("oldest", 0, 6),
+    ]
+    assert found["runs"][0]["ledger"] == digest(newest.ledger.read_bytes())
+    assert found["not_compared"]["unaccounted"] == ["elsewhere/weights"]
+    assert found["parts"][0]["same_range_consumed"] == found["earlier"]["positions_consumed"] == facts["distinct"]
+    assert found["total"]["exact"]["documents"] == 10
+
 
 def test_what_a_run_and_its_ancestor_both_read_is_counted_as_already(project: Path) -> None:
     oldest = started(project, "oldest", "scratch", [(0, 9, range(9))])

@@ -45,7 +45,6 @@ def overlap_command(
     """
     from assay.cli import show
     from assay.corpus import overlap
-    from assay.corpus.duplicates import Parameters
     from assay.data import queue as queues
     from assay.data.exposure import parse_declared
     from assay.errors import InputError
@@ -57,7 +56,7 @@ def overlap_command(
         raise InputError("nothing to compare with; give --queue QUEUE, --run RUN, or both")
     if out is not None:
         refuse_existing(out)
-    near = None if exact else Parameters(threshold=threshold)
+    near = None if exact else overlap.parameters(threshold)
     new = [_range(text) for text in shards]
     terms = [parse_declared(text) for text in declared or []]
     now = queues.load(queue) if queue is not None else None
@@ -105,6 +104,11 @@ def show_report(facts: dict[str, Any]) -> None:
         console.print(f"not compared, declared: {what}")
     if apart["near"]:
         console.print("not compared: near documents; --exact was given")
+    else:
+        found, least = facts["parameters"]["recall_at_threshold"], facts["parameters"]["parameters"]["threshold"]
+        console.print(
+            f"near: estimated similarity of at least {least}; of pairs just there {found} are expected to be found"
+        )
     console.print(
         "consumed, queued: tokens of which some earlier copy was trained on or is queued, each once (near: estimated "
         "from the most similar document); source positions, not a count of unique tokens"

@@ -67,6 +67,12 @@ class _Sum:
         self.positions_queued += queued
 
 
+def parameters(threshold: float) -> Parameters:
+    """For finding documents from this estimated similarity on: below 0.75 with shorter bands, or few would be found."""
+    bands, rows = (16, 8) if threshold >= Parameters.threshold else (32, 4)
+    return Parameters(bands=bands, rows=rows, threshold=threshold)
+
+
 def merged(ranges: Sequence[Range]) -> list[Range]:
     """The ranges with those of one shard joined where they touch or overlap, by shard in the order given."""
     shards = {one.shard.sha256: one.shard for one in ranges}
@@ -151,7 +157,7 @@ def report(
             "near": near is None,
         },
         "tokenizer": tokenizers[0],
-        "parameters": None if near is None else {**duplicates.method(near), "stream": STREAM},
+        "parameters": None if near is None else _method(near),
         "method": METHOD,
     }
 
@@ -225,6 +231,12 @@ def _near(
         int(which[at]): (int(found.distinct[best[at]]), f"{int(equal[at]) / permutations:.4f}")
         for at in np.flatnonzero(best >= 0).tolist()
     }
+
+
+def _method(near: Parameters) -> dict[str, Any]:
+    """What near depends on, and the share of pairs right at the threshold that a band is expected to bring together."""
+    recall = f"{near.recall(near.threshold):.3f}"
+    return {**duplicates.method(near), "stream": STREAM, "recall_at_threshold": recall}
 
 
 def _totals(sums: Sequence[Mapping[str, _Sum]]) -> dict[str, Any]:
