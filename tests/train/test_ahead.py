@@ -149,6 +149,15 @@ def test_a_process_that_is_killed_has_found_nothing(bench: Bench) -> None:
     assert bench.said == []
 
 
+def test_a_process_that_cannot_be_started_stops_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    bench.begin(0)
+    bench.ahead.look()
+    assert bench.said == ["slot 1 is not verified ahead: No such file or directory"]
+    assert bench.verify(1) == "at entry"
+    assert bench.kinds() == [KIND]
+
+
 def test_small_slots_are_not_worth_a_process(bench: Bench) -> None:
     module.WORTH_A_PROCESS = 10_000
     bench.begin(0)

@@ -69,7 +69,7 @@ class Ahead:
             if self._worth(queue, slot, shards):
                 self._start(slot.number)
                 self._wait(meanwhile)
-                self._take()
+                self._take()  # a fault that is found now is no alarm but the end
                 if self._found is not None and "fault" in self._found:
                     raise _FAULTS.get(self._found["code"], DataError)(self._found["fault"])
         if self._holds(slot, shards):
@@ -130,8 +130,14 @@ class Ahead:
         self._of, self._found, self._next = number, None, None
         words = [sys.executable, "-m", "assay.train.ahead", "--run", str(self._run.path), "--recipe", str(self._recipe)]
         words += ["--slot", str(number), "--parent", str(os.getpid())]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        self._child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=self._said, stderr=subprocess.DEVNULL)
+        try:
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+            self._child = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=self._said, stderr=subprocess.DEVNULL
+            )
+        except OSError as fault:  # no process to be had is no reason to stop: the slot is verified when it is entered
+            self.close()
+            self._tell(f"slot {number} is not verified ahead: {fault.strerror or fault}")
 
     def _wait(self, meanwhile: Callable[[], None]) -> None:
         while self._child is not None and self._child.poll() is None:
@@ -140,7 +146,8 @@ class Ahead:
 
     def _take(self) -> None:
         """Read what the ended process said. One that said nothing (killed, out of memory) has found nothing."""
-        assert self._said is not None
+        if self._said is None:
+            return
         self._said.seek(0)
         said = self._said.read()
         self.close()
