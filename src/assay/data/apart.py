@@ -19,8 +19,8 @@ from assay.data.shard import Shard
 
 RUN = 8  # ids in a run
 # Two documents are near when they share this share of the runs of the one with fewer. Every edited id takes up
-# to eight runs away, so 0.8 bears an edit each 36 ids or one of a fifth of the text. On 542 pages of GNOME's
-# help the closest pair of different pages (one device beside another in the same words) shares 0.796.
+# to eight runs away, so 0.8 bears an edit each 36 ids or one of a fifth of the text. Of 565 pages of GNOME's
+# help the closest pair of different pages (one device beside another in the same words) shares 0.799.
 SHARE = 0.8
 LEAST = 32  # runs; a document with fewer (39 ids or less) is compared exactly alone: set phrases would do for near
 COMMON = 16  # a run in more validation documents than these is a set phrase and does not count on either side
