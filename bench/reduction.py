@@ -77,9 +77,8 @@ class Whole(nn.Module):
 def assay_round(recipe: Recipe, ranks: Ranks, windows: list[Tensor]) -> tuple[float, int]:
     """Seconds of an update and bytes that this rank sends in one."""
     model = initial.build(recipe.model, 1)
-    parameters = dict(model.named_parameters())
-    exchange = Exchange(parameters, ranks, canonical=True)
-    optimizers = build_optimizers(model, recipe.optimizer, exchange.owned)
+    exchange = Exchange(dict(model.named_parameters()), ranks)
+    optimizers = build_optimizers(exchange.owned, recipe.optimizer)
     set_rates(optimizers, {"lr": 3e-4})
     seconds, before = [], ranks.sent
     for update, tokens in enumerate(windows):
@@ -93,8 +92,7 @@ def assay_round(recipe: Recipe, ranks: Ranks, windows: list[Tensor]) -> tuple[fl
         for optimizer in optimizers:
             optimizer.step()
         exchange.spread()
-        for parameter in parameters.values():
-            parameter.grad = None
+        exchange.clear()
         seconds.append(time.perf_counter() - began)
     return median(seconds[WARM_UP:]), (ranks.sent - before) // len(windows)
 

@@ -72,6 +72,7 @@ def train(job: Job) -> int:
                 processes.append(_start(job, rank, token, meeting))
                 source = processes[-1].stdout
                 assert source is not None
+                (logs / f"rank-{rank}.log").touch()
                 keep = (source, logs / f"rank-{rank}.log", rank == 0)
                 readers.append(threading.Thread(target=_keep, args=keep, daemon=True))
                 readers[-1].start()
@@ -129,7 +130,7 @@ def _wait(
     """
     asked: float | None = None
     death: float | None = None
-    while any(process.poll() is None for process in processes):
+    while None in [process.poll() for process in processes]:  # each is asked, not the first that lives
         now = time.monotonic()
         if stopping.is_set():
             asked = asked or now

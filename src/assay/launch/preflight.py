@@ -27,6 +27,7 @@ from assay.files.digest import digest_file
 from assay.plan.cadence import checkpoint_steps, disk
 from assay.plan.figures import rank_refusal
 from assay.recipe.schema import Recipe
+from assay.run import control as controls
 from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.run.owner import is_owned
@@ -81,6 +82,7 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1) -> l
     if apart and batches:
         check("slots", lambda: _slots(recipe, folder, run, batches[0]))
     check("start", lambda: _start(recipe, folder))
+    check("control", lambda: _control(recipe, folder))
     for name, act in _pins(recipe, folder, queue, validation).items():
         check(f"pin {name}", act)
     check("disk", lambda: _disk(recipe, queue, run))
@@ -105,8 +107,9 @@ def receipt(checks: list[Check]) -> dict[str, Any]:
 def _supported(recipe: Recipe) -> str:
     """Keys that this version reads but cannot act on are refused: a safeguard that is ignored is none."""
     unmet = {
-        "runtime.engine": recipe.runtime.engine == "fsdp" and "fsdp: set it to replicated",
-        "control.required": recipe.control.required and "true: set it to false",
+        "reduction": recipe.runtime.engine == "fsdp"
+        and recipe.reduction == "fast"
+        and "fast with runtime.engine fsdp: set one of them otherwise",
         "checkpoint.mirror": recipe.checkpoint.mirror is not None and "a mirror: set it to null",
         "evaluate.suite": recipe.evaluate.suite is not None and "a suite: set it to null",
     }
@@ -243,6 +246,15 @@ def _start(recipe: Recipe, folder: Path) -> str:
             raise DataError(f"{place} does not exist; start.continue_from.path names a run or checkpoint folder")
         return f"continue-from step {start.continue_from.step} of {place.name}"
     return "scratch"
+
+
+def _control(recipe: Recipe, folder: Path) -> str | Check:
+    """The demanded control is whole; the ranks compute it, where they have not passed it, before the run is loaded."""
+    place = controls.place(recipe, folder)
+    if place is None:
+        return Check("control", NOT_APPLICABLE, "the recipe demands none (control.required)")
+    control = controls.read_control(place)
+    return f"{len(control.expected)} update(s) of {control.weights_sha256}, computed on every new allocation"
 
 
 def _pins(

@@ -107,15 +107,20 @@ def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
     compute = BYTES[recipe.precision.compute]
     sharded = ranks > 1 and recipe.runtime.engine == "fsdp"
     copy = parameters * compute if compute != MASTER else 0
+    gradients, weights = parameters, parameters
     if sharded:
         # the embedding and the two blocks that are gathered at one time
         embedding = recipe.model.vocabulary * recipe.model.width
-        copy = compute * (embedding + 2 * -(-(parameters - embedding) // recipe.model.layers))
+        work = embedding + 2 * -(-(parameters - embedding) // recipe.model.layers)
+        copy = work * (MASTER + (compute if compute != MASTER else 0))
+        weights = -(-parameters // ranks) + owned
+        # Between the micro-batches of a lane its gradient is whole; otherwise it leaves block by block.
+        gradients = parameters if recipe.batch.accumulation > 1 else work
     partial = int(log2(recipe.batch.lanes // ranks)) if recipe.reduction == "canonical" else 0
     parts = {
-        "weights": MASTER * (-(-parameters // ranks) if sharded else parameters),
+        "weights": MASTER * weights,
         "compute_copy": copy,
-        "gradients": MASTER * parameters,
+        "gradients": MASTER * gradients,
         "partial_sums": partial * MASTER * parameters,
         "exchange": MASTER * (owned + 2 * min(BUCKET, parameters)) if ranks > 1 else 0,
         "optimizer": optimizer_bytes(recipe, None if ranks == 1 else ranks),

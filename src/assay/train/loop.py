@@ -47,7 +47,7 @@ from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
 from assay.train.owned import gather_state
 from assay.train.progress import Progress
 from assay.train.ranks import Ranks
-from assay.train.reduction import LaneSums, share, tree
+from assay.train.reduction import share, tree
 from assay.train.start import Started
 from assay.train.validation import validation_loss
 from assay.train.watch import Watch
@@ -113,10 +113,9 @@ def train(trainer: Trainer, until: int | None) -> str:
     amending.adopt(trainer, opening=True)
     recipe, started, device, ranks = trainer.recipe, trainer.started, trainer.device, trainer.ranks
     model, optimizers, position = started.model, started.optimizers, started.position
-    parameters = list(model.parameters())
     mine, micro = share(recipe, ranks), recipe.batch.micro
     items = slice(mine.first * micro, (mine.first + mine.micro_batches) * micro)
-    lanes = LaneSums(parameters, mine.lanes)
+    exchange = started.exchange
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due, last, boundary = _terms(trainer, until)
@@ -157,8 +156,7 @@ def train(trainer: Trainer, until: int | None) -> str:
             trainer.hang.begin(compiling=recipe.runtime.compile and update < first + COMPILING)
 
         # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree, ranks at the owners.
-        for parameter in parameters:
-            parameter.grad = None
+        exchange.clear()
         lane_sums = []
         for lane in range(mine.lanes):
             sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -167,17 +165,17 @@ def train(trainer: Trainer, until: int | None) -> str:
                     _interrupt(trainer, saved_steps, "signal")
                 rows = slice(index * micro, (index + 1) * micro)
                 nll, z = window_loss(model, recipe, tokens[rows], None if documents is None else documents[rows])
+                exchange.before_backward(ends_lane=index + 1 == (lane + 1) * mine.accumulation)
                 torch.autograd.backward((nll + recipe.loss.z * z) / divisor)
                 sums += torch.stack((nll.detach(), z.detach())).double()
-            lanes.close_lane()
+            exchange.close_lane()
             lane_sums.append(sums)
-        lanes.finish()
-        gradients = started.exchange.reduce()
+        gradients = exchange.reduce()
 
         # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
         with trainer.spent.on("checks"):
             cause = trainer.watch.cause(trainer.ledger if ranks.first else None)
-        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), started.exchange.owner, cause, digests)
+        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, digests)
         loss, z_loss, grad_norm, cause = told.nll_sum / divisor, told.z_sum / divisor, told.grad_norm, told.cause
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if trainer.metrics:
@@ -191,7 +189,7 @@ def train(trainer: Trainer, until: int | None) -> str:
         set_rates(optimizers, rate)
         for optimizer in optimizers:
             optimizer.step()
-        started.exchange.spread()
+        exchange.spread()
         if trainer.hang:
             trainer.hang.done(time.perf_counter() - began)
 
@@ -241,10 +239,10 @@ def prepare(trainer: Trainer) -> None:
             block.compile()
     windows = torch.zeros(recipe.batch.micro, recipe.model.block + 1, dtype=torch.int64, device=trainer.device)
     nll, z = window_loss(model, recipe, windows, windows[:, 1:] if recipe.model.document_mask else None)
+    trainer.started.exchange.before_backward(ends_lane=True)
     torch.autograd.backward(nll + recipe.loss.z * z)
     wait_for(nll.detach().reshape(1, 1))
-    for parameter in model.parameters():
-        parameter.grad = None
+    trainer.started.exchange.clear()
 
 
 def _terms(trainer: Trainer, until: int | None) -> tuple[dict[str, set[int]], int, int | None]:
@@ -420,9 +418,9 @@ def _save_full(trainer: Trainer, saved_steps: set[int]) -> None:
 
 def _save(trainer: Trainer, kind: str) -> None:
     """Write a checkpoint, then its receipt; the ranks hand their part to rank 0, which writes."""
-    recipe, position, model = trainer.recipe, trainer.started.position, trainer.started.model
-    weights = dict(model.named_parameters())
-    optimizer = gather_state(trainer.ranks, model, trainer.started.optimizers) if kind == "full" else None
+    recipe, position, exchange = trainer.recipe, trainer.started.position, trainer.started.exchange
+    weights = exchange.weights()
+    optimizer = gather_state(trainer.ranks, exchange.owned, trainer.started.optimizers) if kind == "full" else None
     if not trainer.ranks.first:
         return
     told = history(trainer.run.ledger)

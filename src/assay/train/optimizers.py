@@ -8,7 +8,8 @@ are given to it before each update.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,15 @@ _FLOOR = 1e-7  # of the norm that the first step divides by, as in torch.optim.M
 _MUON_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> dict[str, list[str]]:
+class Named(Protocol):
+    """Parameters by name: a model, or those of it that one rank owns."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """(name, parameter), each once."""
+        ...
+
+
+def parameter_groups(model: Named, config: OptimizerConfig) -> dict[str, list[str]]:
     """Names of the parameters by treatment: `muon`, `decay` and `no_decay` (both AdamW).
 
     Muon acts on q, k, v, o, gate, up and down of every block when the kind is muon. Weight decay
@@ -44,17 +53,14 @@ def _is_muon_matrix(name: str, parameter: Tensor) -> bool:
     return parts[0] == "blocks" and parts[-1] == "weight" and parts[-2] in _MUON_MATRICES and parameter.ndim == 2
 
 
-def build_optimizers(
-    model: nn.Module, config: OptimizerConfig, owned: Collection[str] | None = None
-) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: Named, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """The optimizers of the recipe over the model's parameters, state allocated, rates 0 until `set_rates`.
 
     State is made here and not at the first update, so that a run holds the same memory after a
-    resume as before it, and a fresh optimizer can be saved and loaded like any other. With `owned` only those
-    tensors are optimized here, other ranks having the rest; there may be none of a kind, or none at all.
+    resume as before it, and a fresh optimizer can be saved and loaded like any other. Of what one rank owns there may
+    be none of a kind, or none at all.
     """
-    mine = {name for name, _ in model.named_parameters()} if owned is None else set(owned)
-    groups = {kind: [name for name in names if name in mine] for kind, names in parameter_groups(model, config).items()}
+    groups = parameter_groups(model, config)
     parameters = dict(model.named_parameters())
 
     def of(name: str) -> list[nn.Parameter]:
@@ -206,7 +212,7 @@ def scale_gradients(grads: Mapping[str, Tensor], norm: Tensor, max_norm: float |
         grad.mul_(factor.to(grad.dtype))
 
 
-def state_tensors(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def state_tensors(model: Named, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """The optimizers' tensors by name, not copied: `optimizer.<parameter>.<exp_avg, exp_avg_sq, step or momentum>`."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
@@ -220,7 +226,7 @@ def state_tensors(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer])
 
 @torch.no_grad()
 def load_state_tensors(
-    model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
+    model: Named, optimizers: Iterable[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
     """Set the optimizers' state to `tensors`, named as by `state_tensors`; nothing changes unless all fit.
 

@@ -10,23 +10,27 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.checkpoint.save import tensor_digests
 from assay.checkpoint.tensors import state_digest
 from assay.errors import InputError
-from assay.train.optimizers import load_state_tensors, state_tensors
+from assay.train.optimizers import Named, load_state_tensors, state_tensors
 from assay.train.ranks import Ranks
 
 Optimizers = Iterable[torch.optim.Optimizer]
 
 
-def gather_state(ranks: Ranks, model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
-    """At rank 0 the optimizers' tensors of all ranks by name; elsewhere nothing. Every rank must call it."""
-    mine = state_tensors(model, optimizers)
+def gather_state(ranks: Ranks, owned: Named, optimizers: Optimizers) -> dict[str, Tensor]:
+    """At rank 0 the optimizers' tensors of all ranks by name; elsewhere this rank's. Every rank must call it."""
+    return gather(ranks, state_tensors(owned, optimizers))
+
+
+def gather(ranks: Ranks, mine: dict[str, Tensor]) -> dict[str, Tensor]:
+    """At rank 0 the tensors of all ranks by name, those of the others in host memory; elsewhere this rank's."""
     if ranks.size == 1:
         return mine
-    result = dict(mine) if ranks.first else {}
+    result = dict(mine)
     for name, rank, dtype, shape in _layout(ranks, mine):
         if rank != 0 and ranks.rank in (0, rank):
             tensor = mine[name].detach().cpu() if ranks.rank == rank else torch.empty(shape, dtype=dtype)
@@ -37,11 +41,11 @@ def gather_state(ranks: Ranks, model: nn.Module, optimizers: Optimizers) -> dict
 
 
 @torch.no_grad()
-def hand_out_state(ranks: Ranks, model: nn.Module, optimizers: Optimizers, loaded: Mapping[str, Tensor]) -> None:
+def hand_out_state(ranks: Ranks, owned: Named, optimizers: Optimizers, loaded: Mapping[str, Tensor]) -> None:
     """Set every rank's optimizer state from what rank 0 loaded; InputError on all ranks unless all of it fits."""
-    mine = state_tensors(model, optimizers)
+    mine = state_tensors(owned, optimizers)
     if ranks.size == 1:
-        load_state_tensors(model, optimizers, loaded)
+        load_state_tensors(owned, optimizers, loaded)
         return
     layout = _layout(ranks, mine)
     ranks.lead(lambda: _check(layout, loaded))
@@ -53,15 +57,17 @@ def hand_out_state(ranks: Ranks, model: nn.Module, optimizers: Optimizers, loade
                 ranks.hand_over(tensor, 0, rank)
             if rank == ranks.rank:
                 taken[name] = tensor
-    load_state_tensors(model, optimizers, taken)
+    load_state_tensors(owned, optimizers, taken)
 
 
-def proof(ranks: Ranks, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
+def proof(ranks: Ranks, owned: Named, optimizers: Optimizers) -> dict[str, Any]:
     """Digests of the weights and of the whole state as they lie in memory, each tensor's taken by its owner."""
     digests: dict[str, dict[str, Any]] = {}
-    for some in ranks.collect(tensor_digests(state_tensors(model, optimizers))):
-        digests |= some
-    weights = tensor_digests(dict(model.named_parameters()))
+    weights: dict[str, dict[str, Any]] = {}
+    mine = [tensor_digests(dict(owned.named_parameters())), tensor_digests(state_tensors(owned, optimizers))]
+    for own, state in ranks.collect(mine):
+        weights |= own
+        digests |= state
     return {
         "weights_sha256": state_digest(weights),
         "state_sha256": state_digest(weights | digests),

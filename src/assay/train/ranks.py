@@ -107,14 +107,18 @@ class Ranks:
         self.sent += (self.size - 1) * source.nbytes
         return result.view(self.size, -1).to(mine.device)
 
-    def exchange(self, send: Tensor, splits: Sequence[int], mine: int) -> Tensor:
-        """Piece k of `send` (lengths `splits`) goes to rank k; returns the pieces for this rank, [ranks, mine]."""
+    def exchange(self, send: Tensor, splits: Sequence[int], takes: Sequence[int] | None = None) -> Tensor:
+        """Piece k of `send` (lengths `splits`) goes to rank k; returns the pieces for this rank, one after another.
+
+        `takes` are their lengths by rank; without it all are as long as this rank's own piece.
+        """
         source = send.cpu() if self.staged else send
-        result = torch.empty(self.size * mine, dtype=source.dtype, device=source.device)
+        taken = [splits[self.rank]] * self.size if takes is None else list(takes)
+        result = torch.empty(sum(taken), dtype=source.dtype, device=source.device)
         with lost_peers():
-            dist.all_to_all_single(result, source, [mine] * self.size, list(splits), group=self.data)
+            dist.all_to_all_single(result, source, taken, list(splits), group=self.data)
         self.sent += source.nbytes - splits[self.rank] * source.itemsize
-        return result.view(self.size, mine).to(send.device)
+        return result.to(send.device)
 
     def add_up(self, tensor: Tensor) -> None:
         """The plain sum over all ranks, in place, in whatever order the library takes."""
@@ -157,7 +161,8 @@ def lost_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as fault:
-        first = (str(fault).splitlines() or ["no reason given"])[0]
+        # The library's sentence goes on with advice to its own users.
+        first = (str(fault).splitlines() or ["no reason given"])[0].split(". ")[0]
         raise LostRanks(f"communication between the ranks failed ({first}); the last checkpoint stands") from None
 
 

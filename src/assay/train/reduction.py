@@ -94,6 +94,17 @@ class LaneSums:
 
 
 @dataclass(frozen=True)
+class Owned:
+    """The whole tensors that this rank owns, by name: what its optimizers work on."""
+
+    parameters: Mapping[str, nn.Parameter]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As a model names them."""
+        yield from self.parameters.items()
+
+
+@dataclass(frozen=True)
 class _Piece:
     """Elements [start, stop) of the tensor `name`, and where they lie in what one step sends."""
 
@@ -121,16 +132,36 @@ class Exchange:
     gradients themselves is held. One rank owns everything and sends nothing.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], ranks: Ranks, canonical: bool) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], ranks: Ranks, lanes: int = 1, canonical: bool = True
+    ) -> None:
+        """`lanes` are those of this rank; without `canonical` the sum over the ranks is the library's."""
         self._parameters, self._ranks, self._canonical = parameters, ranks, canonical
         self.owner = owners({name: parameter.numel() for name, parameter in parameters.items()}, ranks.size)
         self._names = [[name for name in parameters if self.owner[name] == rank] for rank in range(ranks.size)]
-        self.owned = self._names[ranks.rank]
         self._laid_out: list[Tensor] = []
         self._steps: list[_Step] = []
         if ranks.size > 1:
             self._lay_out()
             self._steps = self._plan()
+        self._lanes = LaneSums(list(parameters.values()), lanes)
+        self.owned = Owned({name: parameters[name] for name in self._names[ranks.rank]})
+
+    def clear(self) -> None:
+        """Before an update: no gradient anywhere."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def before_backward(self, ends_lane: bool) -> None:
+        """Nothing flows before all lanes are closed."""
+
+    def close_lane(self) -> None:
+        """The lane's last micro-batch is done."""
+        self._lanes.close_lane()
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights, on every rank."""
+        return dict(self._parameters)
 
     @torch.no_grad()
     def _lay_out(self) -> None:
@@ -174,14 +205,16 @@ class Exchange:
     @torch.no_grad()
     def reduce(self) -> dict[str, Tensor]:
         """The update's gradients of the tensors that this rank owns; every other gradient is given up."""
+        self._lanes.finish()
+        mine = self._names[self._ranks.rank]
         if self._ranks.size > 1:
             sums = torch.empty_like(self._laid_out[self._ranks.rank])
             for step in self._steps:
                 self._exchange(step, sums)
-            for name, place in self._places(self.owned):
+            for name, place in self._places(mine):
                 parameter = self._parameters[name]
                 parameter.grad = sums[place : place + parameter.numel()].view(parameter.shape)
-        return {name: _gradient(self._parameters[name]) for name in self.owned}
+        return {name: _gradient(self._parameters[name]) for name in mine}
 
     def _exchange(self, step: _Step, sums: Tensor) -> None:
         """One step; the sums over all ranks of this rank's stretch are written into `sums`."""
@@ -195,7 +228,7 @@ class Exchange:
         mine = step.lengths[ranks.rank]
         target = sums[step.begin : step.begin + mine]
         if self._canonical:
-            rows = list(ranks.exchange(send, step.lengths, mine))
+            rows = list(ranks.exchange(send, step.lengths).view(ranks.size, mine))
             while len(rows) > 2:
                 rows = [left.add_(right) for left, right in zip(rows[::2], rows[1::2], strict=True)]
             torch.add(rows[0], rows[1], out=target)

@@ -31,7 +31,8 @@ from assay.run.history import History, history
 from assay.train.optimizers import build_optimizers, state_tensors
 from assay.train.owned import hand_out_state, proof
 from assay.train.ranks import Ranks
-from assay.train.reduction import Exchange
+from assay.train.reduction import Exchange, share
+from assay.train.sharding import ShardedExchange
 
 RECENT = 10  # batches whose digests a checkpoint carries, recomputed on a resume
 
@@ -63,7 +64,7 @@ class Started:
 
     mode: str
     model: Decoder
-    exchange: Exchange
+    exchange: Exchange | ShardedExchange
     optimizers: list[torch.optim.Optimizer]
     position: Position
     evidence: dict[str, Any]
@@ -115,14 +116,15 @@ def begin(
     if ranks.size > 1:
         for parameter in model.parameters():
             ranks.spread(parameter.detach(), 0)
-    exchange = Exchange(dict(model.named_parameters()), ranks, recipe.reduction == "canonical")
-    optimizers = build_optimizers(model, recipe.optimizer, exchange.owned)
+    exchange = exchange_for(recipe, model, ranks)
+    owned = exchange.owned
+    optimizers = build_optimizers(owned, recipe.optimizer)
     if told["fresh"]:
-        if any(bool(tensor.any()) for tensor in state_tensors(model, optimizers).values()):
+        if any(bool(tensor.any()) for tensor in state_tensors(owned, optimizers).values()):
             raise Refused(f"{told['mode']}: the optimizer is not empty; a {told['mode']} start has a fresh optimizer")
     else:
-        hand_out_state(ranks, model, optimizers, (source.optimizer if source else None) or {})
-    proved = proof(ranks, model, optimizers)
+        hand_out_state(ranks, owned, optimizers, (source.optimizer if source else None) or {})
+    proved = proof(ranks, owned, optimizers)
     if source is None:
         place = told["position"]
         position = Position(place["step"], bytes.fromhex(place["order"]), place["recent"])
@@ -131,6 +133,14 @@ def begin(
     ranks.lead(lambda: _expect(proved, source.expected, source.folder))
     evidence = {"optimizer": "fresh" if told["fresh"] else "restored", **source.evidence, **proved}
     return Started(source.mode, model, exchange, optimizers, source.position, evidence, source.notes)
+
+
+def exchange_for(recipe: Recipe, model: Decoder, ranks: Ranks) -> Exchange | ShardedExchange:
+    """What carries gradients and weights: of whole models, or of sharded ones where the recipe says so."""
+    lanes = share(recipe, ranks).lanes
+    if recipe.runtime.engine == "fsdp" and ranks.size > 1:
+        return ShardedExchange(model, ranks, lanes)
+    return Exchange(dict(model.named_parameters()), ranks, lanes, recipe.reduction == "canonical")
 
 
 def _source(

@@ -1,0 +1,262 @@
+"""The same bits on any number of ranks: weights, optimizer, losses, norms and order, for every kind of recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small import BLOCK, Project
+from torch import nn
+
+from assay.checkpoint.save import Facts, document, save
+from assay.data import queue as queues
+from assay.data.batches import Batches
+from assay.ledger.ledger import read
+from assay.model import initial
+from assay.plan.owners import owners
+from assay.recipe import load as recipes
+from assay.run import metrics
+from assay.run.history import history
+from assay.train.ranks import Ranks
+from assay.train.reduction import Exchange, LaneSums, share, tree
+
+COUNTS = (1, 2, 4, 8)
+UPDATES = 20
+LANES = {"micro": 1, "accumulation": 1, "lanes": 8}
+SHORT = {"kind": "wsd", "updates": UPDATES, "warmup": 3, "decay_fraction": 0.25, "min_lr": 0.0003}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
+    """All recipes on all numbers of ranks, and the exit codes of each rank by number of ranks."""
+    project = Project(tmp_path_factory.mktemp("ranks") / "project", slots=((9, 9), (11, 10)))
+
+    def small(name: str, **changes: Any) -> Path:
+        few = {"batch": LANES, "schedule": SHORT, "checkpoint": {"every": 10, "keep": "all"}, "evaluate__every": 10}
+        return project.recipe(name, **few | changes)
+
+    thrice = {"micro": 1, "accumulation": 3, "lanes": 8}
+    adamw = {"kind": "adamw", "lr": 0.003, "grad_clip": 0.2}
+    jobs = {
+        # Value residual, grouped queries, tied embeddings, QK-norm, an odd vocabulary, clipping at every update.
+        "muon": (small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3), COUNTS),
+        "adamw": (
+            small(
+                "adamw", batch=thrice, optimizer=adamw, model__tie_embeddings=False, model__attention_bias=True,
+                model__logit_cap=20.0,
+            ),
+            COUNTS,
+        ),
+        # Seven matrices for eight ranks; activations computed again; documents apart.
+        "few": (
+            small("few", model__layers=1, model__document_mask=True, runtime={"device": "cpu", "recompute": True}),
+            COUNTS,
+        ),
+        "compiled": (
+            small("compiled", model__layers=1, runtime={"device": "cpu", "compile": True}, evaluate={"every": None}),
+            (1, 2),
+        ),
+        "fast": (
+            small("fast", reduction="fast", schedule=SHORT | {"updates": 4}, batch=LANES | {"micro": 2, "lanes": 4}),
+            (2,),
+        ),
+        "sick": (sick(project), (2,)),
+        # The same recipes, sharded; of the smallest model some of eight ranks hold no rows of a tensor.
+        "muon-fsdp": (
+            small("muon-fsdp", model__vocabulary=4099, optimizer__grad_clip=0.3, runtime__engine="fsdp"),
+            (2, 4),
+        ),
+        "adamw-fsdp": (
+            small(
+                "adamw-fsdp", batch=thrice, optimizer=adamw, model__tie_embeddings=False, model__attention_bias=True,
+                model__logit_cap=20.0, runtime__engine="fsdp",
+            ),
+            (2,),
+        ),
+        "few-fsdp": (
+            small(
+                "few-fsdp", model__layers=1, model__document_mask=True,
+                runtime={"device": "cpu", "recompute": True, "engine": "fsdp"},
+            ),
+            (8,),
+        ),
+        "compiled-fsdp": (
+            small(
+                "compiled-fsdp", model__layers=1, runtime={"device": "cpu", "compile": True, "engine": "fsdp"},
+                evaluate={"every": None},
+            ),
+            (2,),
+        ),
+    }  # fmt: skip
+    listed = [{"recipe": str(path), "run": str(project.path / name), "ranks": on} for name, (path, on) in jobs.items()]
+    (project.path / "jobs.json").write_text(json.dumps(listed))
+    ended = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("many_ranks.py")), str(project.path / "jobs.json")],
+        check=False, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return project.path, json.loads(ended.stdout.splitlines()[-1])
+
+
+def sick(project: Project) -> Path:
+    """A start whose first update is not finite on rank 1 alone: an id that only its half of the batch holds."""
+    path = project.recipe("sick-base", batch=LANES, model__tie_embeddings=False)
+    recipe = recipes.load(path)
+    ids = Batches(queues.load(project.path / "data" / "queue.jsonl"), [], recipe.data.seed, 8).batch(0)[:, :BLOCK]
+    alone = sorted(set(ids[4:].ravel().tolist()) - set(ids[:4].ravel().tolist()))
+    model = initial.build(recipe.model, 3)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights["embedding.weight"][alone[0]] = torch.inf
+    facts = Facts("planted", 1, 1, "stable", "2026-11-30T10:00:00Z", "r", "sha256:" + "0" * 64, {})
+    config = document(recipe.model.model_dump(mode="json"))
+    folder = save(project.path / "planted", facts, weights, None, {"config.json": config}, {}).folder
+    start = {"init_from": {"path": f"planted/{folder.name}"}}
+    return project.recipe("sick", batch=LANES, model__tie_embeddings=False, start=start)
+
+
+def facts(run: Path) -> dict[str, Any]:
+    """Everything that must not depend on the number of ranks."""
+    told = history(run / "ledger.jsonl")
+    return {
+        "states": {item.step: item.state_sha256 for item in told.saved if item.kind == "full"},
+        "lines": {u: metrics.comparable(line) for u, line in metrics.by_update(run / "metrics.jsonl").items()},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [("muon", COUNTS), ("adamw", COUNTS), ("few", COUNTS), ("compiled", (1, 2))]
+)
+def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_of_ranks(
+    done: tuple[Path, dict[str, list[list[int]]]], name: str, counts: tuple[int, ...]
+) -> None:
+    project, _ = done
+    one = facts(project / f"{name}-1")
+    assert set(one["states"]) >= {10, UPDATES}
+    assert len(one["lines"]) == UPDATES
+    for count in counts[1:]:
+        assert facts(project / f"{name}-{count}") == one, f"{count} ranks"
+        opening = history(project / f"{name}-{count}" / "ledger.jsonl").segments[0].body["numerics"]
+        assert (opening["world"], len(opening["devices"]), opening["bits"]) == (count, count, "promised")
+    norms = [line["grad_norm"] for line in one["lines"].values()]
+    if name in ("muon", "adamw"):
+        clip = recipes.load(project / f"{name}.yaml").optimizer.grad_clip
+        assert clip is not None
+        assert min(norms) > clip, "every update was clipped"
+
+
+@pytest.mark.parametrize(("name", "counts"), [("muon", (2, 4)), ("adamw", (2,)), ("few", (8,)), ("compiled", (2,))])
+def test_a_sharded_model_has_the_bits_of_a_whole_one(
+    done: tuple[Path, dict[str, list[list[int]]]], name: str, counts: tuple[int, ...]
+) -> None:
+    project, _ = done
+    for count in counts:
+        run = project / f"{name}-fsdp-{count}"
+        assert facts(run) == facts(project / f"{name}-1"), f"{count} ranks"
+        opening = history(run / "ledger.jsonl").segments[0].body["numerics"]
+        assert (opening["world"], opening["engine"], opening["bits"]) == (count, "fsdp", "promised")
+
+
+def test_every_rank_ends_with_the_same_code(done: tuple[Path, dict[str, list[list[int]]]]) -> None:
+    _, codes = done
+    assert codes["2"] == [[0, 0, 0, 0, 0, 5, 0, 0, 0]] * 2
+    assert codes["8"] == [[0, 0, 0, 0]] * 8
+
+
+def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_optimizer(
+    done: tuple[Path, dict[str, list[list[int]]]],
+) -> None:
+    project, _ = done
+    run = project / "sick-2"
+    assert [receipt.body["code"] for receipt in read(run / "ledger.jsonl") if receipt.kind == "failed"] == [5]
+    assert not history(run / "ledger.jsonl").saved
+    assert json.loads((run / "outcome.json").read_text())["code"] == 5
+    (line,) = metrics.read(run / "metrics.jsonl")
+    assert "loss" in line["nonfinite"]
+
+
+def test_a_fast_reduction_says_that_bits_are_not_promised_and_computes_the_same_sums(
+    done: tuple[Path, dict[str, list[list[int]]]],
+) -> None:
+    project, _ = done
+    told = history(project / "fast-2" / "ledger.jsonl")
+    assert told.segments[0].body["numerics"]["bits"] == "not promised"
+    assert recipes.load(project / "fast.yaml").rank_counts == (1, 2, 4)
+    assert [item.step for item in told.saved if item.kind == "full"] == [4]
+    lines = metrics.by_update(project / "fast-2" / "metrics.jsonl")
+    other = metrics.by_update(project / "few-2" / "metrics.jsonl")
+    assert [line["order_digest"] for line in lines.values()] == [other[update]["order_digest"] for update in lines]
+    assert all(3.9 < line["loss"] < 4.4 and 0 < line["grad_norm"] < 5 for line in lines.values())
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=4), st.integers(1, 1000), min_size=1), st.integers(1, 16))
+def test_every_tensor_has_one_owner_and_no_rank_is_loaded_beyond_the_largest_more(
+    sizes: Mapping[str, int], ranks: int
+) -> None:
+    owner = owners(sizes, ranks)
+    assert owner.keys() == sizes.keys()
+    loads = [sum(sizes[name] for name in sizes if owner[name] == rank) for rank in range(ranks)]
+    assert sum(loads) == sum(sizes.values())
+    assert max(loads) - min(loads) <= max(sizes.values())
+    assert owners(dict(sorted(sizes.items())), ranks) == owner, "the order in which they are named does not matter"
+
+
+def float32s(count: int, seed: int) -> list[torch.Tensor]:
+    generator = np.random.default_rng(seed)
+    return [torch.from_numpy((generator.normal(size=5) * 10.0**exponent).astype(np.float32)) for exponent in
+            generator.integers(-3, 4, count)]  # fmt: skip
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 99))
+def test_lanes_joined_rank_by_rank_are_the_tree_over_all_lanes(lanes: int, cut: int, seed: int) -> None:
+    parts = float32s(1 << lanes, seed)
+    whole = tree(parts)
+    ranks = 1 << min(cut, lanes)
+    each = len(parts) // ranks
+    by_rank = []
+    for rank in range(ranks):
+        parameter = nn.Parameter(torch.zeros(5))
+        sums = LaneSums([parameter], each)
+        for part in parts[rank * each : (rank + 1) * each]:
+            parameter.grad = part.clone()
+            sums.close_lane()
+        sums.finish()
+        assert parameter.grad is not None
+        by_rank.append(parameter.grad)
+    assert torch.equal(tree(by_rank), whole)
+
+
+def test_the_running_sum_would_give_other_bits_than_the_tree() -> None:
+    """The test above is worth something: order matters for these numbers."""
+    parts = float32s(8, 1)
+    running = parts[0]
+    for part in parts[1:]:
+        running = running + part
+    assert not torch.equal(tree(parts), running)
+
+
+def test_the_ranks_share_every_micro_batch_out_once() -> None:
+    recipe = recipes.load(Path(__file__).parents[2] / "recipes" / "slayer1b-1.09.yaml")
+    for count in recipe.rank_counts:
+        shares = [share(recipe, Ranks(rank, count)) for rank in range(count)]
+        done = [place for mine in shares for place in range(mine.first, mine.first + mine.micro_batches)]
+        assert done == list(range(recipe.batch.lanes * recipe.batch.accumulation))
+
+
+def test_one_rank_owns_everything_and_sends_nothing() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 2.0)
+    ranks = Ranks()
+    exchange = Exchange({"a": parameter}, ranks, canonical=True)
+    assert exchange.reduce()["a"] is parameter.grad
+    exchange.spread()
+    assert ranks.sent == 0
