@@ -21,9 +21,9 @@ from typing import Any, Literal, TypeVar
 
 from assay.corpus import duplicates, language, remote, reserved
 from assay.corpus import tokenizer as tokenizers
-from assay.corpus.admission import gate, refusal
-from assay.corpus.description import Corpus, Description, is_remote
-from assay.corpus.duplicates import NearDuplicates
+from assay.corpus.admission import refusal
+from assay.corpus.description import Corpus, Description
+from assay.corpus.given import expect_given, given_tokenizer
 from assay.corpus.on_ray import Cluster
 from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
 from assay.corpus.receipt import (
@@ -79,7 +79,7 @@ from assay.corpus.workers import Helpers, Workers
 from assay.errors import DataError, Interrupted, MachineError, Refused
 from assay.files.digest import canonical, digest, digest_file
 from assay.files.publish import publish_file, publish_folder, refuse_existing
-from assay.files.reading import inside, read_bytes
+from assay.files.reading import inside
 from assay.files.retry import KEPT, Policy
 
 Tell = Callable[[str, int, int | None, str], None]  # stage, done, in all when known, of what: "documents", "bytes"
@@ -234,7 +234,7 @@ def _working(
     corpus = description.corpus
     refuse_existing(out)
     remote.expect_pinned(corpus)
-    _expect_given(description)
+    expect_given(description)
     with work_folder(out) as folder:
         try:
             brought = remote.bring(corpus, folder, Policy(deadline), tell)
@@ -242,7 +242,7 @@ def _working(
             with Cluster(description.folder, folder, count) if on == "ray" else Workers(count or 1) as helpers:
                 surveyed, pieces = survey(corpus, description.folder, helpers, tell, brought.sources)
                 if brought.tokenizer is not None:
-                    _given_tokenizer(description, brought)
+                    given_tokenizer(description, brought.tokenizer)
                 yield _Work(description, folder, helpers, tell, brought, surveyed, pieces)
             shutil.rmtree(folder)
         except KeyboardInterrupt:
@@ -266,30 +266,6 @@ def _count(description: Description, brought: Remote) -> int:
     files = [path for s in sources for _, path in listed(s, description.folder, brought.sources.get(s.name))[0]]
     pieces = sum(path.stat().st_size for path in files) // PIECE_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), pieces))
-
-
-def _expect_given(description: Description) -> None:
-    """Refuse faulty licence records, lists, local tokenizers, held-out sets and indexes before anything is fetched."""
-    corpus, folder = description.corpus, description.folder
-    reserved.read(corpus.admission.reserved, corpus.pool, folder)
-    for source in corpus.sources:
-        gate(source, corpus, folder)
-    if corpus.tokenizer.path is not None and not is_remote(corpus.tokenizer.path):
-        _given_tokenizer(description, Remote({}))
-    if corpus.decontamination is not None:
-        held_out(corpus, folder)
-    near = corpus.duplicates.near
-    if near is not None and near.against is not None:
-        NearDuplicates.load(inside(folder, near.against, "duplicates.near.against"))
-
-
-def _given_tokenizer(description: Description, brought: Remote) -> Tokenizer:
-    corpus = description.corpus
-    path, name = brought.tokenizer, str(corpus.tokenizer.path)
-    if path is None:
-        path = inside(description.folder, corpus.tokenizer.path, "tokenizer.path")
-        name = str(path)
-    return tokenizers.from_bytes(read_bytes(path, "a tokenizer.json"), corpus.end_of_text, name)
 
 
 def _clean(work: _Work) -> Standing:
@@ -393,7 +369,7 @@ def _tokenizer(work: _Work, standing: Standing) -> Tokenizer:
     """The given tokenizer, or one trained on the training documents (never on validation)."""
     corpus = work.corpus
     if corpus.tokenizer.path is not None:
-        return _given_tokenizer(work.description, work.brought)
+        return given_tokenizer(work.description, work.brought.tokenizer)
     train = corpus.tokenizer.train
     assert train is not None  # one of the two is given
     facts = {"vocabulary": train.vocabulary, "end_of_text": corpus.end_of_text, "shards": corpus.shards,

@@ -18,7 +18,7 @@ from assay.errors import Interrupted
 
 T = TypeVar("T")
 KEPT = "what is done is kept: run the same command again and it goes on where it was"
-SHORTEST = 0.05  # seconds that the last attempt gets at least
+SHORTEST = 1.0  # seconds that an attempt gets at least, the last one too: it may overrun the deadline by as much
 PATIENCE = 30.0  # seconds for a connection, and between two reads, at most
 
 
