@@ -18,9 +18,8 @@ from assay.corpus.description import load
 HALFWAY = """
 import sys
 import assay.cli.progress as progress
-progress.SHOW_AFTER = 0.0
+progress.SHOW_AFTER = 0.05
 with progress.progress() as tell:
-    tell("sign", 0, 3000, "documents")
     tell("sign", 1500, 3000, "documents")
     sys.stdin.readline()
     tell("train", 0, None, "documents")
@@ -75,11 +74,22 @@ def _read(terminal: int) -> str:
         return ""
 
 
-def test_elsewhere_plain_lines_say_the_same() -> None:
-    done = subprocess.run([sys.executable, "-c", HALFWAY], input="\n", capture_output=True, text=True, check=True)
-    assert "sign: 50 % (1,500 of 3,000 documents), about " in done.stderr
-    assert done.stdout == ""
-    assert "\x1b" not in done.stderr
+def test_elsewhere_plain_lines_say_the_same_also_while_nothing_is_told() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HALFWAY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stderr is not None
+        seen = [child.stderr.readline() for _ in range(3)]  # nobody tells anything between them
+        printed, rest = child.communicate("\n")
+    assert all(
+        re.fullmatch(r"sign: 50 % \(1,500 of 3,000 documents\), \d+:\d\d, about \d+:\d\d left\n", x) for x in seen
+    )
+    assert (child.returncode, printed) == (0, "")
+    assert "\x1b" not in rest
 
 
 def test_every_stage_tells_how_far_it_is_up_to_its_end(tmp_path: Path) -> None:
