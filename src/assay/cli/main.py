@@ -15,6 +15,7 @@ import typer
 
 from assay import __version__
 from assay.cli.amend import amend_app
+from assay.cli.control import control_app
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
 from assay.cli.demo import demo_command
@@ -47,6 +48,7 @@ app.add_typer(data_app, name="data")
 app.command("preflight")(preflight_command)
 app.command("train")(train)
 app.command("status")(status_command)
+app.add_typer(control_app, name="control")
 app.add_typer(amend_app, name="amend", help="Change a running recipe under the rules")
 app.command("stop")(stop_command)
 app.command("release")(release_command)

@@ -19,6 +19,7 @@ from assay.release import claims_amendments as of_amendments
 from assay.release import claims_approvals as of_approvals
 from assay.release import claims_bundle as of_bundle
 from assay.release import claims_checkpoints as of_checkpoints
+from assay.release import claims_control as of_control
 from assay.release import claims_data as of_data
 from assay.release import claims_ledger as of_ledger
 from assay.release import claims_metrics as of_metrics
@@ -125,6 +126,9 @@ def _claims(case: Case) -> Iterator[Claim]:
     yield of_metrics.seals_claim(case)
     yield of_metrics.lines_claim(case)
     yield of_metrics.recomputed_claim(case)
+    control = of_control.control_claim(case)
+    if control is not None:
+        yield control
     yield from _by_recipe(case)
     yield from _checkpoints(case)
     for receipt in case.history.evaluations:

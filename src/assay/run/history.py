@@ -88,6 +88,7 @@ class History:
     evaluations: list[Receipt] = field(default_factory=list)
     alarms: list[Receipt] = field(default_factory=list)
     amendments: list[Receipt] = field(default_factory=list)
+    controls: list[Receipt] = field(default_factory=list)
     slots: list[Receipt] = field(default_factory=list)
     tip: str | None = None  # manifest digest of the checkpoint that training last saved or came back from
     before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
@@ -200,6 +201,8 @@ def _take(result: History, receipt: Receipt) -> None:
         result.evaluations.append(receipt)
     elif receipt.kind == "alarm":
         result.alarms.append(receipt)
+    elif receipt.kind == "control":
+        result.controls.append(receipt)
     elif receipt.kind.startswith("amendment."):
         result.amendments.append(receipt)
         if receipt.kind == ADOPTED and current is not None:

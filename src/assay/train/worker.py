@@ -34,7 +34,7 @@ from assay.run.metrics import MetricsWriter
 from assay.run.outcome import Fault, fault_of, faults, leave_fault, write_outcome
 from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
-from assay.train import amending, numerics
+from assay.train import amending, control, numerics
 from assay.train.ahead import Ahead
 from assay.train.hang import Bounds, HangWatch
 from assay.train.loop import Trainer, first_slots, open_validation, prepare, superseded, train
@@ -214,6 +214,7 @@ def _trainer(
     shared = ranks.lead(first)
     if not ranks.first:
         numerics.keep_threads(device, ranks.size, shared["threads"])
+    control.demand(run, recipe, folder, ranks, device, segment.ledger if segment else None)
     queue = first_slots(queues.load(path), shared["slots"])
     roots = [folder / root for root in recipe.data.roots]
     batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
