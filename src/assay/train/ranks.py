@@ -161,9 +161,22 @@ def lost_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as fault:
-        # The library's sentence goes on with advice to its own users.
-        first = (str(fault).splitlines() or ["no reason given"])[0].split(". ")[0]
-        raise LostRanks(f"communication between the ranks failed ({first}); the last checkpoint stands") from None
+        raise _lost(fault) from None
+
+
+def of_peers(fault: RuntimeError) -> LostRanks | None:
+    """The same for a fault that came from a collective of torch's own; None when it came from elsewhere."""
+    words = str(fault)
+    told = isinstance(fault, dist.DistBackendError | dist.DistNetworkError) or any(
+        word in words for word in ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
+    )
+    return _lost(fault) if told else None
+
+
+def _lost(fault: RuntimeError) -> LostRanks:
+    # The library's sentence goes on with advice to its own users.
+    first = (str(fault).splitlines() or ["no reason given"])[0].split(". ")[0]
+    return LostRanks(f"communication between the ranks failed ({first}); the last checkpoint stands")
 
 
 def join(rank: int, size: int, local: int, device: torch.device, meeting: Path | None) -> Ranks:

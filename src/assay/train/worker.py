@@ -39,7 +39,7 @@ from assay.train.ahead import Ahead
 from assay.train.hang import Bounds, HangWatch
 from assay.train.loop import Trainer, first_slots, open_validation, prepare, superseded, train
 from assay.train.progress import Progress
-from assay.train.ranks import LostRanks, Ranks, join
+from assay.train.ranks import LostRanks, Ranks, join, of_peers
 from assay.train.start import Started, begin
 from assay.train.watch import Watch
 
@@ -122,10 +122,9 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
         try:
             return _train(segment, job, told, watch, place)
-        except LostRanks as fault:
-            return _ended(segment, job, _word_of_the_lost(place, fault))
-        except Exception as fault:  # noqa: BLE001 - whatever it is, it is recorded and has its code
-            return _ended(segment, job, _answer(fault))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded and has its code
+            fault = _answer(error)
+            return _ended(segment, job, _word_of_the_lost(place, fault) if isinstance(fault, LostRanks) else fault)
 
 
 def _follow(job: argparse.Namespace, place: Place) -> int:
@@ -138,12 +137,11 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         trainer, _ = _trainer(job, place, ranks, recipe, device, watch, None, None)
         prepare(trainer)
         train(trainer, _until(job.until, trainer))
-    except LostRanks as lost:
-        _tell(f"assay: {lost}")
-        return lost.code
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
         fault = _answer(error)
         _tell(f"assay: {fault}")
+        if isinstance(fault, LostRanks):  # whoever was lost, or the parent for it, says why
+            return fault.code
         if not (isinstance(fault, NumbersError | Interrupted | Refused) or fault in ranks.led):  # this rank's alone
             if place.meeting:
                 leave_fault(place.meeting, Fault(place.rank, fault.code, f"rank {place.rank}: {fault}"))
@@ -164,6 +162,8 @@ def _answer(error: Exception) -> AssayError:
         return MachineError(f"out of memory: {_first_line(error)}; use a smaller batch.micro, or runtime.recompute")
     if isinstance(error, torch.AcceleratorError):
         return MachineError(f"the device failed: {_first_line(error)}; run elsewhere")
+    if isinstance(error, RuntimeError) and (lost := of_peers(error)):
+        return lost  # by a collective of torch's own, as those of sharded models are
     traceback.print_exception(error)
     return AssayError(f"internal fault ({type(error).__name__}): a bug; see the log")
 
