@@ -183,3 +183,19 @@ def test_a_run_cannot_be_its_own_ancestor(project: Path) -> None:
     run = started(project, "loop", "{continue_from: {path: loop, step: 3}}", [(3, 5, range(3, 5))])
     with pytest.raises(InputError, match="its own ancestor"):
         ancestry(run)
+
+
+def test_an_ancestor_without_its_queue_is_named_and_its_own_ancestors_are_looked_for(project: Path) -> None:
+    oldest = started(project, "oldest", "{init_from: {path: elsewhere/weights}}", [(0, 9, range(9))])
+    checkpoint = oldest.weights / "step-000006"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text('{"step": 6}')
+    newest = started(project, "newest", "{init_from: {path: oldest/weights/step-000006}}", [(0, 2, range(2))])
+    queue = project / "data" / "queue.jsonl"
+    queue.rename(project / "away")
+    assert ancestry(newest) == ([], ["oldest/weights/step-000006", "elsewhere/weights"])
+    (project / "away").rename(queue)
+    assert [one.name for one in ancestry(newest)[0]] == ["oldest"]
+    # Weights of one run in the folder of another say nothing about that other one.
+    (checkpoint / "manifest.json").write_text('{"step": 6, "run_id": "another"}')
+    assert ancestry(newest) == ([], ["oldest/weights/step-000006"])

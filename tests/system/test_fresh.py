@@ -131,13 +131,15 @@ def test_fresh_data_is_trained_on_and_the_receipt_says_what_it_was_held_against(
     assert len(receipts(run, KIND)) == 1, "a resume does not look through the slot again"
     assert [one.body["verified"] for one in receipts(run, "slot.entered")] == ["at entry", "at entry"]
 
-    # Weights without their run: what they were trained on is not known, and every place says so.
-    shutil.copytree(line.path / "ancestor" / "weights" / "step-000007", line.path / "found" / "weights")
+    # Weights in a folder that is not their run's: what they were trained on is not known, and every place says so.
+    found = "somebody/weights/step-000007"
+    assert drive(line.child("clean", "scratch"), line.path / "somebody", until="1") == 0
+    shutil.copytree(line.path / "ancestor" / "weights" / "step-000007", line.path / found)
     capfd.readouterr()
-    assert drive(line.child("clean", {"init_from": {"path": "found/weights"}}), again, until="1") == 0
+    assert drive(line.child("clean", {"init_from": {"path": found}}), again, until="1") == 0
     (unknown,) = receipts(again, KIND)
-    assert unknown.body["not_compared"] == ["found/weights: its run is not here"]
-    assert "found/weights: its run is not here" in capfd.readouterr().err
+    assert unknown.body["not_compared"] == [f"{found}: its run or its queue is not here"]
+    assert f"{found}: its run or its queue is not here" in capfd.readouterr().err
 
 
 def test_a_run_that_is_continued_goes_on_in_its_strict_queue(line: Line, tmp_path: Path) -> None:

@@ -79,27 +79,40 @@ def ancestry(run: RunFolder) -> tuple[list[Consumption], list[str]]:
 def ancestry_of(recipe: Recipe, folder: Path, run_id: str | None = None) -> tuple[list[Consumption], list[str]]:
     """The same for a recipe whose relative paths start from `folder`; there need be no run of it yet."""
     ancestors: list[Consumption] = []
+    unaccounted: list[str] = []
     seen = {run_id}
     continued = True
     while True:
         start = recipe.start
         source = start.continue_from or start.init_from
         if source is None:
-            return ancestors, []
+            return ancestors, unaccounted
         continued = continued and start.continue_from is not None
         place = folder / source.path
-        parent = RunFolder(place)
-        if not parent.ledger.is_file():
-            parent = RunFolder(place.parent.parent)  # `place` is a checkpoint folder inside its run
-        if not parent.ledger.is_file() or not parent.recipe_json.is_file():
-            return ancestors, [source.path]
-        step = start.continue_from.step if start.continue_from is not None else _step(place)
-        found = replace(consumption(parent, step), continued=continued)
-        if found.run_id in seen:
+        parent = _run_of(place)
+        if parent is None:
+            return ancestors, [*unaccounted, source.path]
+        if parent.run_id() in seen:
             raise InputError(f"{parent.path} is its own ancestor; start.{start.kind} of some run in the line is wrong")
-        seen.add(found.run_id)
-        ancestors.append(found)
+        seen.add(parent.run_id())
         recipe, folder = parent.recipe(), parent.recipe_folder()
+        if queue_path(parent, recipe).is_file():
+            step = start.continue_from.step if start.continue_from is not None else _step(place)
+            ancestors.append(replace(consumption(parent, step), continued=continued))
+        else:
+            unaccounted.append(source.path)  # the run is here, but not the queue that says what its updates read
+
+
+def _run_of(place: Path) -> RunFolder | None:
+    """The run that `place` is the folder of, or a checkpoint folder inside; None when it is not here."""
+    for path in (place, place.parent.parent):
+        run = RunFolder(path)
+        if run.ledger.is_file() and run.recipe_json.is_file():
+            manifest = place / "manifest.json"
+            stated = read_object(manifest, "a checkpoint's manifest").get("run_id") if manifest.is_file() else None
+            # A checkpoint that was copied into the folder of another run does not make that one its run.
+            return run if stated in (None, run.run_id()) else None
+    return None
 
 
 def taken_before(runs: Sequence[Consumption], queue: Queue, slot: Slot) -> list[Taken]:

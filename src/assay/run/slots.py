@@ -49,7 +49,7 @@ class SlotChecks:
             return Against(self.validation, [], [])
         ancestors, unknown = self._ancestry
         taken = [*queued_before(queue, slot, shards), *taken_before(ancestors, queue, slot)]
-        return Against(self.validation, taken, [f"{start}: its run is not here" for start in unknown])
+        return Against(self.validation, taken, [f"{start}: its run or its queue is not here" for start in unknown])
 
     def check(self, queue: Queue, slot: Slot, shards: Mapping[str, Shard], against: Against) -> dict[str, Any]:
         """The body of the receipt `slot.checked` for a slot whose bytes were verified; see `checking.check`."""
@@ -84,7 +84,7 @@ def admit(queue: Queue, slot: Slot, runs: Sequence[RunFolder], roots: Iterable[P
     validations: dict[str, Shard] = {}
     for run in runs:
         ancestors, lost = ancestry(run)
-        unknown += [f"{start}: its run is not here" for start in lost]
+        unknown += [f"{start}: its run or its queue is not here" for start in lost]
         consumed |= {one.run_id: one for one in [consumption(run), *ancestors]}
         named = run.recipe().data.validation
         if named is not None and (run.recipe_folder() / named).is_dir():
