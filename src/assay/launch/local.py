@@ -29,6 +29,7 @@ from assay.run.outcome import Fault, fault_of, faults, leave_fault, recorded, wr
 LOG_LIMIT = 64 << 20  # bytes of one log file before the next is begun
 # Seconds that the other ranks have once one is gone: of the ten that are promised, the rest is for the killing.
 AFTER_A_DEATH = 8.0
+AFTER_RANK_0 = 2.0  # nobody records or saves anything any more
 LOOK_SECONDS = 0.1
 KNOWN = (0, 2, 3, 4, 5, 6, 70, 71, 75)  # exit codes of the contract: such a rank said or recorded why
 
@@ -139,7 +140,8 @@ def _wait(
         if death is None and any(process.returncode is not None for process in processes):
             death = now
             _speak_for_the_dead(processes, meeting)
-        if death is not None and now - death > AFTER_A_DEATH:
+        patience = AFTER_A_DEATH if processes[0].returncode is None else AFTER_RANK_0
+        if death is not None and now - death > patience:
             return "did not leave after another rank was gone"
         time.sleep(LOOK_SECONDS)  # not a wait for one of them: whichever ends first decides
     return None

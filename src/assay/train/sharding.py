@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
+from assay.errors import Refused
 from assay.model.decoder import Decoder
 from assay.plan.owners import owners
 from assay.train.owned import gather
@@ -66,7 +67,12 @@ class ShardedExchange:
     """As `reduction.Exchange`, for a model that lies in slices on the ranks."""
 
     def __init__(self, model: Decoder, ranks: Ranks, lanes: int) -> None:
-        """`model` is whole and the same on every rank; afterwards its parameters are slices."""
+        """`model` is whole and the same on every rank; afterwards its parameters are slices.
+
+        Refused where several ranks share a GPU: FSDP's own collectives do not go through the host.
+        """
+        if ranks.staged:
+            raise Refused("runtime.engine fsdp needs a GPU for each rank; lower --ranks, or set it to replicated")
         whole = dict(model.named_parameters())
         self._ranks, self._lanes, self._closed = ranks, lanes, 0
         self._shapes = {name: tuple(parameter.shape) for name, parameter in whole.items()}
