@@ -6,6 +6,7 @@ where device kind, versions and settings are those of the recording, within a to
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import platform
@@ -236,6 +237,10 @@ def demand(
     if ranks.lead(lambda: passed(history(run.ledger), control.sha256, here)):
         return
     outcome = check(control, recipe.runtime, recipe.control.tolerance, ranks, device)
+    gc.collect()  # nothing of it stays where the run will lie, nor in what the run's memory is said to be
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     body = {
         "control": control.sha256,
         "allocation": here,
