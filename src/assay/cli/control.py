@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from assay.run.control import Update
 
 control_app = typer.Typer(
-    help="Known weights, batches and losses, to test a machine", no_args_is_help=True, rich_markup_mode=None
+    help="Known weights and losses to test a machine", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @control_app.callback()
 def _control() -> None:
-    """Known weights, batches and losses, to test a machine"""
+    """Known weights and losses to test a machine"""
 
 
 @control_app.command("record")
 def record_command(
     source: Annotated[
-        Path, typer.Argument(metavar="MODEL-or-RUN", help="A run, a checkpoint folder or a Hugging Face folder")
+        Path, typer.Argument(metavar="SOURCE", help="A run, a checkpoint folder or a Hugging Face folder")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder of the control, which must not exist")],
     recipe: Annotated[
