@@ -201,32 +201,33 @@ def exact_duplicates(
     doubled = (first_name != own) | (first_text != own)
     wanted = np.unique(np.concatenate([first_name[first_name != own], first_text[first_text != own]]))
     known = _names(corpus, pieces, standing.cleaned, starts, wanted)
+    columns = ["number", "id", "file", "position"]
     for piece in pieces:
         begin, end = int(starts[piece.number]), int(starts[piece.number + 1])
         at = np.flatnonzero(doubled[begin:end]) + begin
         source = corpus.sources[piece.source].name
-
-        def write(
-            place: Callable[[str], Path],
-            piece: Piece = piece,
-            begin: int = begin,
-            at: NDArray[np.int64] = at,
-            source: str = source,
-        ) -> dict[str, Any]:
-            with Rows(place(LEFT), work.REJECTED) as refused:
-                table = work.column(
-                    standing.cleaned.opened(piece.number, KEPT), ["number", "id", "file", "position"]
-                ).take(at - begin)  # fmt: skip
-                for index, row in zip(at.tolist(), table.to_pylist(), strict=True):
-                    if first_name[index] != index:
-                        reason, evidence = "repeated_id", f"same id as {known[int(first_name[index])]}"
-                    else:
-                        reason, evidence = "exact_duplicate", f"same text as {known[int(first_text[index])]}"
-                    refused.add(rejected_row(row, source, "duplicates", reason, evidence))
-            return {"rejected": refused.count}
-
-        stage.make(piece.number, write)
+        rows = work.column(standing.cleaned.opened(piece.number, KEPT), columns).take(at - begin).to_pylist()
+        leaving = []
+        for index, row in zip(at.tolist(), rows, strict=True):
+            if first_name[index] != index:
+                reason, evidence = "repeated_id", f"same id as {known[int(first_name[index])]}"
+            else:
+                reason, evidence = "exact_duplicate", f"same text as {known[int(first_text[index])]}"
+            leaving.append(rejected_row(row, source, "duplicates", reason, evidence))
+        _leave(stage, piece, leaving)
         told((int(starts[-1]) + end) // 2)
+
+
+def _leave(stage: Stage, piece: Piece, leaving: list[dict[str, Any]]) -> None:
+    """Make a piece of a stage that lets these documents go."""
+
+    def write(place: Callable[[str], Path]) -> dict[str, Any]:
+        with Rows(place(LEFT), work.REJECTED) as refused:
+            for row in leaving:
+                refused.add(row)
+        return {"rejected": refused.count}
+
+    stage.make(piece.number, write)
 
 
 def _digests(pieces: list[Piece], cleaned: Stage, name: str, starts: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -328,14 +329,7 @@ def near_duplicates(
                 if match is not None:
                     evidence = f"similarity {match.similarity:.3f} to {match.identity}"
                     leaving.append(rejected_row(row, source, "near duplicates", "near_duplicate", evidence))
-
-        def write(place: Callable[[str], Path], leaving: list[dict[str, Any]] = leaving) -> dict[str, Any]:
-            with Rows(place(LEFT), work.REJECTED) as refused:
-                for row in leaving:
-                    refused.add(row)
-            return {"rejected": refused.count}
-
-        stage.make(piece.number, write)
+        _leave(stage, piece, leaving)
     if not (stage.folder / NEAR).is_dir():
         index.save(stage.folder / NEAR)
 
