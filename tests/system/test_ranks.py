@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -217,3 +218,30 @@ def test_a_fault_of_rank_0_alone_ends_all_with_its_code(whole: tuple[Path, Path]
     assert broken.ended() == 6, broken.output
     wait_until_gone(ranks)
     assert broken.output.count("assay: ") == 1
+
+
+def test_two_launchers_of_torchs_own_go_on_with_the_same_bits(whole: tuple[Path, Path], tmp_path: Path) -> None:
+    """As on two machines: each launcher starts its ranks, torch's rendezvous joins them, the code is in the outcome."""
+    recipe, straight = whole
+    run = tmp_path / "run"
+    assert drive(recipe, run, until="3") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launchers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1",
+             "--node-rank", str(node), "--rdzv-backend", "static", "--master-addr", "127.0.0.1",
+             "--master-port", str(port), "-m", "--", "assay.train.worker", "--run", str(run), "--recipe", str(recipe),
+             "--resume", "--until", "40"],
+            stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    assert [launcher.wait(240) for launcher in launchers] == [0, 0]
+    told = history(run / "ledger.jsonl")
+    assert [one.body["numerics"]["world"] for one in told.segments] == [1, 2]
+    state, lines = final(run)
+    assert state == next(item.state_sha256 for item in history(straight / "ledger.jsonl").saved if item.step == 40)
+    assert lines == {update: line for update, line in final(straight)[1].items() if update < 40}
+    assert outcome(run)["code"] == 0

@@ -32,12 +32,13 @@ from assay.train.reduction import Exchange, LaneSums, share, tree
 
 COUNTS = (1, 2, 4, 8)
 UPDATES = 20
+Done = tuple[Path, dict[str, list[int]]]  # the project, and the exit codes of each rank by run
 LANES = {"micro": 1, "accumulation": 1, "lanes": 8}
 SHORT = {"kind": "wsd", "updates": UPDATES, "warmup": 3, "decay_fraction": 0.25, "min_lr": 0.0003}
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """All recipes on all numbers of ranks, and the exit codes of each rank by number of ranks."""
     project = Project(tmp_path_factory.mktemp("ranks") / "project", slots=((9, 9), (11, 10)))
 
@@ -71,6 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
             (2,),
         ),
         "sick": (sick(project), (2,)),
+        "short": (small("short", model__layers=1, schedule=SHORT | {"updates": 24}), (2,)),
         # The same recipes, sharded; of the smallest model some of eight ranks hold no rows of a tensor.
         "muon-fsdp": (
             small("muon-fsdp", model__vocabulary=4099, optimizer__grad_clip=0.3, runtime__engine="fsdp"),
@@ -137,7 +139,7 @@ def facts(run: Path) -> dict[str, Any]:
     ("name", "counts"), [("muon", COUNTS), ("adamw", COUNTS), ("few", COUNTS), ("compiled", (1, 2))]
 )
 def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_of_ranks(
-    done: tuple[Path, dict[str, list[list[int]]]], name: str, counts: tuple[int, ...]
+    done: Done, name: str, counts: tuple[int, ...]
 ) -> None:
     project, _ = done
     one = facts(project / f"{name}-1")
@@ -155,9 +157,7 @@ def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_o
 
 
 @pytest.mark.parametrize(("name", "counts"), [("muon", (2, 4)), ("adamw", (2,)), ("few", (8,)), ("compiled", (2,))])
-def test_a_sharded_model_has_the_bits_of_a_whole_one(
-    done: tuple[Path, dict[str, list[list[int]]]], name: str, counts: tuple[int, ...]
-) -> None:
+def test_a_sharded_model_has_the_bits_of_a_whole_one(done: Done, name: str, counts: tuple[int, ...]) -> None:
     project, _ = done
     for count in counts:
         run = project / f"{name}-fsdp-{count}"
@@ -166,14 +166,24 @@ def test_a_sharded_model_has_the_bits_of_a_whole_one(
         assert (opening["world"], opening["engine"], opening["bits"]) == (count, "fsdp", "promised")
 
 
-def test_every_rank_ends_with_the_same_code(done: tuple[Path, dict[str, list[list[int]]]]) -> None:
+def test_every_rank_ends_with_the_same_code(done: Done) -> None:
     _, codes = done
-    assert codes["2"] == [[0, 0, 0, 0, 0, 5, 0, 0, 0]] * 2
-    assert codes["8"] == [[0, 0, 0, 0]] * 8
+    wanted = {"sick-2": 5, "short-2": 4}
+    assert {run: set(ended) for run, ended in codes.items()} == {run: {wanted.get(run, 0)} for run in codes}
+    assert all(len(ended) == int(run.rpartition("-")[2]) for run, ended in codes.items())
+
+
+def test_where_the_queue_ends_all_ranks_stop_saved(done: Done) -> None:
+    project, _ = done
+    told = history(project / "short-2" / "ledger.jsonl")
+    assert [item.step for item in told.saved if item.kind == "full"][-1] == UPDATES
+    assert [
+        receipt.body["code"] for receipt in read(project / "short-2" / "ledger.jsonl") if receipt.kind == "failed"
+    ] == [4]
 
 
 def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_optimizer(
-    done: tuple[Path, dict[str, list[list[int]]]],
+    done: Done,
 ) -> None:
     project, _ = done
     run = project / "sick-2"
@@ -185,7 +195,7 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_optimizer(
 
 
 def test_a_fast_reduction_says_that_bits_are_not_promised_and_computes_the_same_sums(
-    done: tuple[Path, dict[str, list[list[int]]]],
+    done: Done,
 ) -> None:
     project, _ = done
     told = history(project / "fast-2" / "ledger.jsonl")
