@@ -101,6 +101,13 @@ def test_fewer_gpus_hold_more_partial_sums() -> None:
     assert [memory(recipe, ranks)["partial_sums"] // (4 * n) for ranks in (1, 2, 4, 8)] == [3, 2, 1, 0]
     assert memory(tiny(batch={"lanes": 8}, reduction="fast"), 1)["partial_sums"] == 0
     assert plan(recipe, RECIPES)["memory_bytes"]["per_gpu"].keys() == {"1", "2", "4", "8"}
+    assert memory(recipe, 1)["exchange"] == 0
+    # Two buckets and what the busiest rank owns; together the owners hold the whole optimizer state.
+    assert 4 * (2 * n + n / 4) <= memory(recipe, 4)["exchange"] < 4 * 3 * n
+    assert optimizer_bytes(recipe) / 4 <= memory(recipe, 4)["optimizer"] < optimizer_bytes(recipe)
+    sharded = tiny(batch={"lanes": 8}, runtime={"engine": "fsdp"})
+    assert memory(sharded, 1) == memory(recipe, 1), "one rank has nobody to share with"
+    assert memory(sharded, 8)["weights"] < memory(recipe, 8)["weights"] == 4 * n
     assert plan(recipe, RECIPES)["micro_batches"]["per_rank"] == {"1": 32, "2": 16, "4": 8, "8": 4}
 
 

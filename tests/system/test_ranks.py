@@ -188,6 +188,19 @@ def test_a_run_survives_the_death_of_a_rank_signals_holds_and_the_death_of_its_p
     assert status(RunFolder(run))["state"] == "ended"
 
 
+def test_a_signal_before_the_ranks_listen_changes_nothing(whole: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, _ = whole
+    early = Started(recipe, tmp_path / "run", 2)
+    assert early.process.stderr is not None
+    assert "PRE-FLIGHT OK" in next(line for line in early.process.stderr if "PRE-FLIGHT" in line)
+    while len(ranks := early.ranks()) < 2:
+        pass
+    early.process.send_signal(signal.SIGTERM)
+    assert early.ended() == 75, early.output
+    wait_until_gone(ranks)
+    assert not history(tmp_path / "run" / "ledger.jsonl").saved or "saved" in early.output
+
+
 def test_a_rank_that_stands_still_is_a_hang_with_tracebacks(whole: tuple[Path, Path], tmp_path: Path) -> None:
     recipe, _ = whole
     run = tmp_path / "run"

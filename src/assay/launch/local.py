@@ -139,7 +139,7 @@ def _wait(
                 return f"did not save and leave within --grace {grace:g} s of the signal"
         if death is None and any(process.returncode is not None for process in processes):
             death = now
-            _speak_for_the_dead(processes, meeting)
+            _speak_for_the_dead(processes, meeting, stopping.is_set())
         patience = AFTER_A_DEATH if processes[0].returncode is None else AFTER_RANK_0
         if death is not None and now - death > patience:
             return "did not leave after another rank was gone"
@@ -147,12 +147,12 @@ def _wait(
     return None
 
 
-def _speak_for_the_dead(processes: list[subprocess.Popen[bytes]], meeting: Path) -> None:
+def _speak_for_the_dead(processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: bool) -> None:
     """Leave the word of ranks that ended in a way that no code of ours describes, for rank 0 to record."""
     for rank, process in enumerate(processes):
         code = process.returncode
-        if rank == 0 or code is None or code in KNOWN:
-            continue
+        if rank == 0 or code is None or code in KNOWN or (stopping and code == -signal.SIGTERM):
+            continue  # the last: it was asked to stop before it could listen
         if code < 0:
             leave_fault(meeting, Fault(rank, MachineError.code, _killed(f"rank {rank}", code)))
         else:
@@ -178,14 +178,14 @@ def _answer(
     if words:
         _record(run, segment, token, words[0].code, words[0].message, {"rank": words[0].rank})
         raise fault_of(words[0].code, words[0].message)
+    if stopping and len(history(run.ledger).segments) < segment:
+        raise Interrupted("stopped before training began; nothing was changed", "signal")
     if overdue is not None:
         message = f"the training process {overdue}; the last checkpoint stands: resume with --start resume"
         _record(run, segment, token, MachineError.code, message, {"signal": "SIGKILL"})
         raise MachineError(message)
     if codes[0] in (MachineError.code, Refused.code):
         return codes[0]  # a full disk, or the run's owner is another process: nothing could or may be recorded
-    if codes[0] == -signal.SIGTERM and stopping:
-        raise Interrupted("stopped before training began; nothing was changed", "signal")
     if codes[0] < 0:
         message = _killed("the training process", codes[0])
         _record(run, segment, token, MachineError.code, message, {"signal": signal.Signals(-codes[0]).name})

@@ -7,6 +7,7 @@ float32 weights of what they own, and give the updated slices back.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any, cast
@@ -81,6 +82,8 @@ class ShardedExchange:
         mine = self._names[ranks.rank]
         self.owned = Owned({name: nn.Parameter(whole[name].detach().clone()) for name in mine})
         device = next(iter(whole.values())).device
+        # A block returns its values as a view, which nobody changes in place.
+        warnings.filterwarnings("ignore", category=UserWarning, message="FSDP2-wrapped module")
         mesh = DeviceMesh.from_group(ranks.data, device.type)
         self._modules: list[FSDPModule] = []
         for module in (*model.blocks, model):
