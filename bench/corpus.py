@@ -94,12 +94,13 @@ class _Paragraphs(HTMLParser):
         self._open = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._open = self._open or tag == "p"
-        if tag == "p":
+        begins = tag == "p" or dict(attrs).get("class") == "para"
+        self._open = self._open or begins
+        if begins:
             self.found.append("")
 
     def handle_endtag(self, tag: str) -> None:
-        self._open = self._open and tag != "p"
+        self._open = self._open and tag not in ("p", "div")
 
     def handle_data(self, data: str) -> None:
         if self._open:
