@@ -226,6 +226,20 @@ def test_a_branch_that_was_left_behind_adopted_nothing(long: Project, tmp_path: 
     assert_verifies(run)
 
 
+def test_updates_done_again_under_another_schedule_are_no_alarm(long: Project, tmp_path: Path) -> None:
+    recipe, run = long.recipe(), tmp_path / "run"
+    assert drive(recipe, run, until="12") == 0
+    installed(run, updates=20, allow_earlier_decay=True)
+    assert drive(recipe, run, resume=True, until="18") == 0
+    assert drive(recipe, run, resume=True, from_step=6, until="7") == 0
+    installed(run, updates=40)
+    assert drive(recipe, run, resume=True, until="19") == 0
+    assert status(RunFolder(run))["alarms"] == 0
+    again = [line["lr"] for line in metrics.read(run / "metrics.jsonl") if line["update"] == 17]
+    assert again[0] < again[1] == 0.003
+    assert_verifies(run)
+
+
 def test_the_amended_recipe_may_resume_and_another_may_not(long: Project, tmp_path: Path) -> None:
     recipe, run = long.recipe(), tmp_path / "run"
     amended = long.recipe("amended", schedule__updates=30)

@@ -43,6 +43,13 @@ def recipe_at(found: dict[int, list[Term]], recipe: Recipe, segment: int, update
     return fitting[-1] if fitting else recipe
 
 
+def rate_before(found: dict[int, list[Term]], recipe: Recipe, segment: int, step: int) -> float | None:
+    """`lr` of the update that completed a step, under the recipe that its segment trained with."""
+    in_force = recipe_at(found, recipe, segment, step - 1)
+    first = recipe.start.first_update
+    return rates(in_force, step - 1)["lr"] if first < step <= in_force.schedule.updates else None
+
+
 def digest_when(case: Case, recipe: Recipe, segment: int, seq: int) -> str:
     """The digest of the recipe in force when a segment wrote the receipt `seq`."""
     fitting = [term.recipe for term in terms(case, recipe).get(segment, []) if term.seq < seq]

@@ -24,7 +24,7 @@ from assay.ledger.ledger import Receipt
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
-from assay.release.claims_amendments import digest_when
+from assay.release.claims_amendments import digest_when, rate_before, terms
 from assay.release.claims_ledger import head_fault
 from assay.run.history import Saved
 
@@ -254,9 +254,11 @@ def one_step_claim(case: Case) -> Claim:
                 )
     promises = {segment.number: segment.body["numerics"]["promise"] for segment in told.segments}
     bits = {segment.number: segment.body["numerics"].get("bits") for segment in told.segments}
-    by_step: dict[int, Saved] = {}
+    by_step: dict[tuple[int, float | None], Saved] = {}  # by the newest rate too: an amendment may have changed it
+    course = terms(case, case.recipe) if case.recipe is not None else {}
     for item in told.saved:
-        other = by_step.setdefault(item.step, item)
+        rate = rate_before(course, case.recipe, item.segment, item.step) if case.recipe is not None else None
+        other = by_step.setdefault((item.step, rate), item)
         same = other.segment == item.segment or (
             promises.get(other.segment) == promises.get(item.segment) and bits.get(item.segment) == "promised"
         )
@@ -271,7 +273,7 @@ def one_step_claim(case: Case) -> Claim:
                 )
             )
     digests = len({item.weights_sha256 for item in told.saved})
-    evidence = f"{counted(digests, 'weights digest')} under {counted(len(by_step), 'step')}"
+    evidence = f"{counted(digests, 'weights digest')} under {counted(len({item.step for item in told.saved}), 'step')}"
     return judge(CHECKPOINTS, "one digest, one step", faults, evidence, None if told.saved else "nothing is saved yet")
 
 

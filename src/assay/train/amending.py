@@ -44,6 +44,7 @@ def adopt(trainer: Trainer, opening: bool = False) -> bool:
             first = trainer.recipe = _with(trainer.recipe, decision["before"])
             opening = False
         if decision["kind"] is None:
+            _forget_other_schedules(trainer)
             return trainer.recipe != first
         before = trainer.recipe
         trainer.recipe = _with(trainer.recipe, decision["after"])
@@ -54,6 +55,21 @@ def adopt(trainer: Trainer, opening: bool = False) -> bool:
             read_back = _read_back(trainer, before) if decision["kind"] == ADOPTED else {}
             trainer.ledger.append(decision["kind"], decision["body"] | read_back)
             trainer.tell(decision["words"])
+
+
+def _forget_other_schedules(trainer: Trainer) -> None:
+    """Updates that an abandoned branch did at other rates, by an amendment, are not done again but done otherwise.
+
+    From the first of them on there is nothing to compare with. Without any adoption a rate that differs stays a fault.
+    """
+    if not trainer.superseded or not any(one.kind == ADOPTED for one in history(trainer.run.ledger).amendments):
+        return
+    for update in sorted(trainer.superseded):
+        mine = _rates(trainer.recipe, update)
+        if mine is None or mine["lr"] != trainer.superseded[update]["lr"]:
+            for later in [one for one in trainer.superseded if one >= update]:
+                del trainer.superseded[later]
+            return
 
 
 def decide(trainer: Trainer) -> dict[str, Any]:
