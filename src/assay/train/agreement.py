@@ -48,15 +48,11 @@ def agree(
     of names. LostRanks when a rank stands at another update, which only a bug can bring about.
     """
     names = sorted(owner)
-    held = [place for place, name in enumerate(names) if owner[name] == ranks.rank]
     host = np.concatenate(
         (np.array([update, CAUSES.index(cause)], dtype=np.int64), np.frombuffer(digests, dtype=np.int64))
     )
-    values = torch.zeros(2 + len(names), dtype=torch.float64, device=sums.device)
-    values[:2] = sums
-    if held:
-        places = torch.tensor(held, device=sums.device) + 2
-        values.index_copy_(0, places, torch.stack([norms[names[place]] for place in held]))
+    absent = sums.new_zeros(())  # other ranks own the tensor
+    values = torch.cat((sums, torch.stack([norms.get(name, absent) for name in names])))
     message = torch.cat((torch.from_numpy(host).to(sums.device, non_blocking=True), values.view(torch.int64)))
     told = np.array(wait_for(ranks.together(message)), dtype=np.int64)
     if (told[:, 0] != update).any():
