@@ -12,7 +12,7 @@ from obstore import exceptions
 
 from assay.errors import AssayError, DataError, InputError, Refused
 from assay.files.retry import Transient
-from assay.files.stores import chunks, explained, objects, opened
+from assay.files.stores import chunks, explained, get, look, objects, opened, put
 
 PART = 5 << 20  # the smallest part of an upload in several
 
@@ -85,6 +85,28 @@ def test_another_object_under_the_name_is_noticed(client: Any) -> None:
         list(chunks(store, listed))
     with pytest.raises(DataError, match=r"s3://nothing is not there \(HTTP 404 NoSuchBucket\)"):
         objects(opened("s3://nothing", 10)[0], "")
+
+
+def test_what_was_put_is_there_and_create_replaces_nothing(client: Any, tmp_path: Path) -> None:
+    for address in ("s3://corpora/w", f"file://{tmp_path}"):
+        store, prefix = opened(address, 10, 5.0)
+        key = f"{prefix}/new/ą"
+        assert (look(store, key), get(store, key, 10)) == (None, None)
+        assert put(store, key, b"first", create=True)
+        assert not put(store, key, b"other", create=True)
+        assert get(store, key, 10) == b"first"
+        assert put(store, key, b"second")
+        found = look(store, key)
+        assert found is not None
+        assert found.bytes == 6
+        with pytest.raises(DataError, match="has 6 bytes, 5 at most are expected"):
+            get(store, key, 5)
+    with pytest.raises(DataError, match=r"s3://nothing/x is not there \(HTTP 404 NoSuchBucket\)"):
+        get(opened("s3://nothing", 10)[0], "x", 10)
+    (tmp_path / "file").write_bytes(b"")
+    store, prefix = opened(f"file://{tmp_path}/file", 10)
+    with pytest.raises(Refused, match=r"cannot be written: .*; correct the folder"):
+        put(store, f"{prefix}/below-a-file", b"x")
 
 
 def test_a_folder_is_a_store_too(tmp_path: Path) -> None:

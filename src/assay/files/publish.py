@@ -71,10 +71,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        for folder, _, names in os.walk(temporary):
-            for name in names:
-                flush_file(Path(folder) / name)
-            flush_folder(Path(folder))
+        flush_tree(temporary)
         refuse_existing(path)
         os.rename(temporary, path)
     except BaseException:
@@ -101,6 +98,14 @@ def flush_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_tree(path: Path) -> None:
+    """Flush a folder with everything below it."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            flush_file(Path(folder) / name)
+        flush_folder(Path(folder))
 
 
 def flush_folder(path: Path) -> None:
