@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from assay.checkpoint.manifest import lost_lines
 from assay.checkpoint.retention import remove, surplus
 from assay.ledger.ledger import Ledger, read
-from assay.run.history import Saved
+from assay.run.history import AWAITED, SAFE, Saved
 
 
 def full(step: int, segment: int = 1, kind: str = "full") -> Saved:
@@ -46,6 +47,14 @@ def test_the_newest_never_goes_and_removal_is_settled(steps: set[int], keep: int
     assert set(stay) >= (steps & permanent) | set(sorted(steps)[-keep:])
     assert len([step for step in stay if step not in permanent]) <= keep
     assert surplus([full(step) for step in stay], keep, permanent) == []
+
+
+@given(st.lists(st.sampled_from([SAFE, AWAITED]), min_size=1, max_size=12), st.integers(1, 4))
+def test_what_waits_for_a_copy_stays_and_so_does_the_newest_copy(copies: list[str], keep: int) -> None:
+    line = [replace(full(step), copy=copy) for step, copy in enumerate(copies)]
+    stay = kept(line, keep)
+    safe = max((step for step, copy in enumerate(copies) if copy == SAFE), default=-1)
+    assert set(stay) == {step for step in range(len(copies)) if step >= safe} - {-1} | set(range(len(copies))[-keep:])
 
 
 def folders(run: Path, *steps: int) -> list[Saved]:

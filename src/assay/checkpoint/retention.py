@@ -1,6 +1,7 @@
-"""Which full checkpoints stay: the newest `keep`, extra and slot-end steps, and the final one.
+"""Which full checkpoints stay: the newest `keep`, extra and slot-end steps, the final one, and what a mirror needs.
 
-Weights checkpoints always stay. Removal is a receipt first and a deletion after it, and a clean-up
+The newest one with a verified copy stays, and with a mirror in the recipe every newer one, until it has a copy of its
+own. Weights checkpoints always stay. Removal is a receipt first and a deletion after it, and a clean-up
 that fails never stops training.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from assay.checkpoint.manifest import MANIFEST
 from assay.ledger.ledger import Ledger
-from assay.run.history import Saved
+from assay.run.history import AWAITED, SAFE, Saved
 
 
 def surplus(line: list[Saved], keep: int | str, permanent: Collection[int]) -> list[Saved]:
@@ -21,7 +22,13 @@ def surplus(line: list[Saved], keep: int | str, permanent: Collection[int]) -> l
         return []
     full = sorted((item for item in line if item.kind == "full"), key=lambda one: (one.step, one.segment))
     newest_steps = sorted({item.step for item in full})[-int(keep) :]
-    return [item for item in full if item.step not in newest_steps and item.step not in permanent]
+    safe = max(((item.step, item.segment) for item in full if item.copy == SAFE), default=(-1, 0))
+
+    def needed(item: Saved) -> bool:
+        place = (item.step, item.segment)
+        return place == safe or (item.copy == AWAITED and place > safe)
+
+    return [item for item in full if item.step not in newest_steps and item.step not in permanent and not needed(item)]
 
 
 def remove(run_path: Path, ledger: Ledger, items: list[Saved], tell: Callable[[str], None]) -> list[Saved]:

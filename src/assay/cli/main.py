@@ -21,6 +21,7 @@ from assay.cli.data import data_app
 from assay.cli.demo import demo_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
 from assay.cli.key import key_app
+from assay.cli.mirror import fetch_command, mirror_command
 from assay.cli.plan import plan_command
 from assay.cli.train import (
     abandon_command,
@@ -53,6 +54,8 @@ app.add_typer(amend_app, name="amend", help="Change a running recipe under the r
 app.command("stop")(stop_command)
 app.command("release")(release_command)
 app.command("abandon")(abandon_command)
+app.command("mirror")(mirror_command)
+app.command("fetch")(fetch_command)
 app.command("verify")(verify_command)
 app.command("bundle")(bundle_command)
 app.command("evaluate")(evaluate_command)

@@ -122,6 +122,7 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
 
     Seven numbers, each under its own name, none in place of another.
     """
+    from assay.cli.progress import clock
     from assay.cli.show import as_json, console, pairs
     from assay.run.folder import RunFolder
     from assay.run.status import status
@@ -141,7 +142,9 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "affordable updates": facts["affordable"] if facts["affordable"] is not None else "no budget stated",
         "reported updates": facts["reported"] if facts["reported"] is not None else "none yet",
         "saved updates": facts["saved"] if facts["saved"] is not None else "none yet",
-        "mirrored updates": facts["mirrored"] if facts["mirrored"] is not None else "no mirror",
+        "mirrored updates": f"{facts['mirrored']:,} (saved {clock(facts['mirrored_age_seconds'])} ago)"
+        if facts["mirrored"] is not None
+        else "no verified copy",
         "prepared updates": facts["prepared"] if facts["prepared"] is not None else "the queue is not readable here",
         "loss": f"{facts['loss']:.4f}" if facts["loss"] is not None else "none yet",
         "order digest": f"{facts['order_digest']} at step {facts['reported']:,}"

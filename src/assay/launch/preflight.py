@@ -1,7 +1,7 @@
 """Pre-flight: everything that can be known to be wrong before a device is touched.
 
 Each check is passed, refused, not pinned or not applicable, with a detail for people. It changes
-nothing; the caller writes the receipt. It needs no torch.
+nothing here; the caller writes the receipt. It needs no torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from assay.data.queue import Queue
 from assay.data.shard import Shard, open_shard, verify_shard
 from assay.errors import AssayError, DataError, Refused
 from assay.files.digest import digest_file
+from assay.files.retry import Policy
+from assay.mirror import records
+from assay.mirror.copying import newest_number
+from assay.mirror.place import place
 from assay.plan.cadence import checkpoint_steps, disk
 from assay.plan.figures import rank_refusal
 from assay.recipe.schema import Recipe
@@ -37,6 +41,8 @@ from assay.run.slots import SlotChecks, checked, past_checks
 # Tokens of slots behind the first that are checked before the start, under a minute's work; the rest is checked
 # while training runs, each slot before it is entered.
 CHECKED_AT_START = 1 << 30
+
+MIRROR_SECONDS = 30.0  # that a mirror may take to answer before it is called unreachable
 
 PASSED, REFUSED, NOT_PINNED, NOT_APPLICABLE = "passed", "refused", "not pinned", "not applicable"
 
@@ -86,6 +92,7 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1) -> l
     for name, act in _pins(recipe, folder, queue, validation).items():
         check(f"pin {name}", act)
     check("disk", lambda: _disk(recipe, queue, run))
+    check("mirror", lambda: _mirror(recipe, run))
     return checks
 
 
@@ -106,11 +113,13 @@ def receipt(checks: list[Check]) -> dict[str, Any]:
 
 def _supported(recipe: Recipe) -> str:
     """Keys that this version reads but cannot act on are refused: a safeguard that is ignored is none."""
+    mirror = recipe.checkpoint.mirror
     unmet = {
         "reduction": recipe.runtime.engine == "fsdp"
         and recipe.reduction == "fast"
         and "fast with runtime.engine fsdp: set one of them otherwise",
-        "checkpoint.mirror": recipe.checkpoint.mirror is not None and "a mirror: set it to null",
+        "checkpoint.mirror.every": mirror is not None and mirror.every != 1 and "another cadence: set it to 1",
+        "checkpoint.mirror.keep": mirror is not None and mirror.keep != "all" and "removal there: set it to all",
         "evaluate.suite": recipe.evaluate.suite is not None and "a suite: set it to null",
     }
     for key, wish in unmet.items():
@@ -295,6 +304,25 @@ def _pins(
         return wanted
 
     return {name: lambda name=name, pin=pin: compare(name, *pin) for name, pin in here.items()}  # type: ignore[misc]
+
+
+def _mirror(recipe: Recipe, run: RunFolder) -> str | Check:
+    """The mirror can be reached, honours create-only puts and holds no other run; it leaves a small object there."""
+    wanted = recipe.checkpoint.mirror
+    if wanted is None:
+        return Check("mirror", NOT_APPLICABLE, "the recipe has no checkpoint.mirror: copies are nobody's task")
+    where = place(wanted.url, Policy(MIRROR_SECONDS))
+    where.prove(wanted.verify)
+    held = where.read(records.PLACE_FILE)
+    if held is not None:
+        theirs, _ = records.parse_place(held, f"{where.url}/{records.PLACE_FILE}")
+        if not run.exists():
+            raise Refused(f"{where.url} holds run {theirs} already: go on with it (assay fetch), or take another "
+                          "address for a new run")  # fmt: skip
+        if run.run_id() != theirs:
+            raise Refused(f"{where.url} holds run {theirs}, but {run.path} is {run.run_id()}; take another address")
+        newest_number(where, run.ledger)
+    return f"{where.url} honours create-only puts; run beside training: assay mirror {run.path} {where.url}"
 
 
 def _disk(recipe: Recipe, queue: list[Queue], run: RunFolder) -> str:

@@ -7,7 +7,7 @@ takes no other file's word for anything.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from assay.ledger.ledger import Receipt, read
 OPENING = ("start", "recovery")
 CLOSING = ("interrupted", "end", "failed")
 ADOPTED = "amendment.adopted"
+SAFE, AWAITED = "safe", "awaited"  # of a checkpoint's copy off the machine
 
 # What the receipts must say for a history to be told from them.
 _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -28,6 +29,8 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
         "state_sha256": (str, type(None)), "weights_sha256": str, "order_digest": str,
     },
     "checkpoint.removed": {"manifest_sha256": str},
+    "checkpoint.fetched": {"manifest_sha256": str},
+    "checkpoint.mirrored": {"manifest_sha256": str, "mirror": str, "verify": str},
     "metrics.sealed": {"start": int, "stop": int, "sha256": str},
     "hold": {"cause": str},
     "amendment.proposed": {"amendment": str, "sha256": str, "proposal": dict},
@@ -63,7 +66,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint as its receipt `checkpoint.saved` states it."""
+    """One checkpoint as its receipt `checkpoint.saved` states it.
+
+    `copy`: safe where a receipt says that it was read back from a mirror (or stored, where the recipe asks for no
+    more), awaited where the recipe has a mirror and no receipt says so, else None.
+    """
 
     seq: int
     segment: int
@@ -74,6 +81,8 @@ class Saved:
     state_sha256: str | None
     weights_sha256: str
     order_digest: str
+    time: str = ""
+    copy: str | None = None
 
 
 @dataclass
@@ -83,6 +92,7 @@ class History:
     created: Receipt
     segments: list[Segment] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
+    mirrored: list[Receipt] = field(default_factory=list)
     removed: set[str] = field(default_factory=set)  # manifest digests: a folder's name may be used again
     sealed: list[Receipt] = field(default_factory=list)
     evaluations: list[Receipt] = field(default_factory=list)
@@ -104,8 +114,23 @@ class History:
 
     @property
     def standing(self) -> list[Saved]:
-        """Checkpoints that were saved and not removed."""
-        return [item for item in self.saved if item.manifest_sha256 not in self.removed]
+        """Checkpoints that were saved and not removed, each with what became of its copy."""
+        mirror = self.mirror
+        enough = ("readback", "stored") if mirror and mirror.get("verify") == "stored" else ("readback",)
+        safe = {one.body["manifest_sha256"] for one in self.mirrored if one.body["verify"] in enough}
+        return [
+            replace(item, copy=SAFE if item.manifest_sha256 in safe else AWAITED if mirror else None)
+            for item in self.saved
+            if item.manifest_sha256 not in self.removed
+        ]
+
+    @property
+    def mirror(self) -> dict[str, Any] | None:
+        """`checkpoint.mirror` of the recipe that the newest segment was trained with."""
+        resolved = self.segments[-1].body.get("resolved") if self.segments else None
+        checkpoint = resolved.get("checkpoint") if isinstance(resolved, dict) else None
+        mirror = checkpoint.get("mirror") if isinstance(checkpoint, dict) else None
+        return mirror if isinstance(mirror, dict) else None
 
     @property
     def line(self) -> list[Saved]:
@@ -190,11 +215,16 @@ def _take(result: History, receipt: Receipt) -> None:
                 body.get("state_sha256"),
                 str(body["weights_sha256"]),
                 str(body["order_digest"]),
+                receipt.time,
             )
         )
         result.before[body["manifest_sha256"]], result.tip = result.tip, body["manifest_sha256"]
     elif receipt.kind == "checkpoint.removed":
         result.removed.add(str(body["manifest_sha256"]))
+    elif receipt.kind == "checkpoint.fetched":
+        result.removed.discard(str(body["manifest_sha256"]))
+    elif receipt.kind == "checkpoint.mirrored":
+        result.mirrored.append(receipt)
     elif receipt.kind == "metrics.sealed":
         result.sealed.append(receipt)
     elif receipt.kind == "evaluation":

@@ -19,13 +19,16 @@ from assay.recipe.schema import Recipe
 from assay.run import metrics
 from assay.run.amendments import amendments, effective
 from assay.run.folder import RunFolder, require_run
-from assay.run.history import History, history
+from assay.run.history import AWAITED, SAFE, History, Saved, history
 from assay.run.inputs import queue_path
 from assay.run.owner import is_owned
 
 # A run is called unknown when no update was seen for ten times the median update, and never
 # before this many seconds, so that a start or a compilation is not mistaken for silence.
 QUIET_FLOOR_SECONDS = 60.0
+# A full checkpoint of a run with a mirror may wait so long for its copy before status warns: 13 GB at 100 Mbit/s
+# take 18 minutes, and as long again to be read back.
+COPY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ def status(run: RunFolder) -> dict[str, Any]:
     seen = reported(run.metrics)
     full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
+    copied = {one.body["manifest_sha256"] for one in told.mirrored if one.body["verify"] == "readback"}
+    copies = [item for item in told.saved if item.kind == "full" and item.manifest_sha256 in copied]
+    copy = max(copies, key=lambda item: (item.step, item.segment), default=None)
     contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
     starts = [{"mode": one.mode, "step": one.first} for one in told.segments]
     return {
@@ -61,7 +67,8 @@ def status(run: RunFolder) -> dict[str, Any]:
         "affordable": None,
         "reported": seen.step,
         "saved": newest.step if newest else None,
-        "mirrored": None,
+        "mirrored": copy.step if copy else None,
+        "mirrored_age_seconds": round(_seconds_since(copy.time)) if copy else None,
         "prepared": prepared(queue_path(run, recipe)),
         "order_digest": seen.order_digest,
         "loss": seen.loss,
@@ -72,8 +79,20 @@ def status(run: RunFolder) -> dict[str, Any]:
         "last_contact": max(contacts, default=None),
         "decay_start": decay_start(recipe.schedule),
         "amendments": [{"amendment": one.id, "state": one.state} for one in amendments(told, told.tip)],
-        "warnings": warnings(recipe, affordable=None),
+        "warnings": [*warnings(recipe, affordable=None), *late_copies(full)],
     }
+
+
+def late_copies(full: list[Saved]) -> list[str]:
+    """A warning when full checkpoints wait for their copy longer than a copy takes; `full` stand in the line."""
+    done = max((item.seq for item in full if item.copy == SAFE), default=-1)
+    waiting = [item for item in full if item.copy == AWAITED and item.seq > done]
+    if not waiting or _seconds_since(waiting[0].time) <= COPY_SECONDS:
+        return []
+    return [
+        f"checkpoint.mirror is set, but the full checkpoint of step {waiting[0].step:,}, saved at {waiting[0].time}, "
+        "has no verified copy, and no later one has: assay mirror must run beside training; look whether it does"
+    ]
 
 
 def warnings(recipe: Recipe, affordable: int | None) -> list[str]:
@@ -124,13 +143,17 @@ def state(told: History, seen: Reported, owned: bool) -> str:
         if told.hold is not None:
             return "stopping" if owned else "held"
         last = max(stamp for stamp in (seen.time, segment.opened, told.last.time if told.last else None) if stamp)
-        quiet = (datetime.now(UTC) - _moment(last)).total_seconds()
+        quiet = _seconds_since(last)
         return "unknown" if quiet > max(QUIET_FLOOR_SECONDS, 10 * (seen.median_seconds or 0.0)) else "running"
     if told.hold is not None:
         return "held"
     if segment.outcome == "failed":
         return "failed"
     return "ended" if told.ended else "interrupted"
+
+
+def _seconds_since(stamp: str) -> float:
+    return (datetime.now(UTC) - _moment(stamp)).total_seconds()
 
 
 def _moment(stamp: str) -> datetime:

@@ -1,0 +1,254 @@
+"""Bringing a run back from a mirror into a new folder, every byte compared, so that training goes on there.
+
+The newest state gives ledger and small files, the ledger says which checkpoints exist, a commit record gives the
+newest or the named one. The folder appears whole, at the end; an interrupted fetch goes on. Shards are not brought.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.checkpoint.manifest import MANIFEST, lost_lines, read_manifest
+from assay.data import queue as queues
+from assay.errors import DataError, InputError, Interrupted, Refused
+from assay.files.digest import digest, digest_file
+from assay.files.publish import MARK, flush_folder, flush_tree, publish_file, refuse_existing
+from assay.files.reading import inside
+from assay.files.retry import KEPT, Policy
+from assay.ledger.ledger import FILE as LEDGER_FILE
+from assay.ledger.ledger import Receipt, read
+from assay.mirror import records
+from assay.mirror.copying import PROJECT, claim, newest_state
+from assay.mirror.place import Place, place
+from assay.mirror.records import COMMIT, FileCopy, Record
+from assay.mirror.transfer import Tell, receive
+from assay.run.folder import RunFolder
+from assay.run.history import History, Saved, gather
+from assay.run.inputs import data_roots, queue_path
+
+_OWN = ("salt", "origin.json")  # made here, never taken from a mirror
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What was brought: the checkpoint's folder, kind and step (None: none was saved), bytes fetched and found there.
+
+    `missing` are the shards of the queue that are not on this machine.
+    """
+
+    run_id: str
+    step: int | None
+    kind: str | None
+    folder: str | None
+    bytes: int
+    kept: int
+    missing: list[str]
+
+
+def fetch(
+    url: str,
+    path: Path,
+    *,
+    policy: Policy,
+    step: int | None = None,
+    project: Path | None = None,
+    tell: Tell = lambda stage, done, total, unit: None,
+) -> Fetched:
+    """The run at `url` in the new folder `path`, with its newest full checkpoint that has a copy, or that of `step`.
+
+    `project`: the folder on this machine that the recipe's paths count from; without it, `path/project`, made of the
+    recipe, the queue and its approvals. Raises InputError (2) when something stands at `path`, DataError (4) naming
+    what the mirror holds wrongly or not at all, Refused (3), Interrupted (75) at the deadline or a signal.
+    """
+    refuse_existing(path)
+    where = place(url, policy)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = RunFolder(path.with_name(f"{path.name}{MARK}fetch"))
+    try:
+        return _Fetch(where, draft, path, project, tell).bring(step)
+    except KeyboardInterrupt:
+        raise Interrupted(f"the fetching of {url} was stopped; {KEPT}", "signal") from None
+
+
+class _Fetch:
+    """One call's work in the folder beside `path` that becomes it at the end."""
+
+    def __init__(self, where: Place, draft: RunFolder, path: Path, project: Path | None, tell: Tell) -> None:
+        self.place, self.draft, self.path, self.project, self.tell = where, draft, path, project, tell
+        self.bytes = self.kept = 0
+        self.planned: set[Path] = set()
+
+    def bring(self, step: int | None) -> Fetched:
+        identity = claim(self.place, None)
+        found = newest_state(self.place)
+        if found is None:
+            raise DataError(f"{self.place.url} holds no state of its run yet; let assay mirror end once")
+        number, state = found
+        where = f"{self.place.url}/{records.state_name(number)}"
+        for needed in (LEDGER_FILE, "recipe.json", "recipe.yaml"):
+            if needed not in state.files:
+                raise DataError(f"{where} lists no {needed}; it is not the state of a run")
+        small = {
+            name: copy
+            for name, copy in state.files.items()
+            if name not in _OWN and not (self.project is not None and name.startswith(f"{PROJECT}/"))
+        }
+        self._files(small, state.piece, self.draft.path, "", "small files")
+        receipts = list(read(self.draft.ledger))
+        told = gather(receipts)
+        if state.body["run_id"] != told.run_id or state.head != (receipts[-1].seq, receipts[-1].digest):
+            raise DataError(
+                f"{where} does not carry the head of the ledger that it lists; one of them is another run's"
+            )
+        chosen = self._chosen(told, step)
+        if chosen is not None:
+            self._checkpoint(*chosen, receipts)
+        self._own_files(state)
+        for one in sorted(self.draft.path.rglob("*"), reverse=True):
+            if one.is_file() and one not in self.planned:
+                one.unlink()  # of an earlier, interrupted fetch that wanted something else
+        self._receipts(told, chosen, identity)
+        lost = lost_lines(self.draft.path, told.run_id)
+        if lost is not None:
+            raise DataError(f"{lost}; the mirror's newest state is not its newest")
+        for folder in (self.draft.checkpoints, self.draft.weights, self.draft.evaluations):
+            folder.mkdir(exist_ok=True)
+        flush_tree(self.draft.path)
+        refuse_existing(self.path)
+        os.rename(self.draft.path, self.path)
+        flush_folder(self.path.parent)
+        item = chosen[0] if chosen else None
+        return Fetched(
+            told.run_id,
+            item.step if item else None,
+            item.kind if item else None,
+            item.folder if item else None,
+            self.bytes,
+            self.kept,
+            _missing(RunFolder(self.path)),
+        )
+
+    def _files(self, files: dict[str, FileCopy], piece: int, folder: Path, at: str, stage: str) -> None:
+        total, done = sum(copy.bytes for copy in files.values()), 0
+
+        def moved(count: int, fetched: bool) -> None:
+            nonlocal done
+            done += count
+            self.bytes, self.kept = self.bytes + count * fetched, self.kept + count * (not fetched)
+            self.tell(stage, done, total, "bytes")
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, copy in sorted(files.items()):
+            target = inside(folder, name, f"a record of {self.place.url}")
+            self.planned.add(target)
+            receive(self.place, copy, piece, target, at + name, moved)
+
+    def _chosen(self, told: History, step: int | None) -> tuple[Saved, Record] | None:
+        """The checkpoint to bring and its commit; DataError when there is no copy of what was asked for."""
+        line = {item.manifest_sha256 for item in told.line}
+        wanted = [
+            item
+            for item in told.saved
+            if (item.kind == "full" and item.manifest_sha256 in line if step is None else item.step == step)
+        ]
+        for item in sorted(
+            wanted,
+            key=lambda one: (one.kind == "full", one.manifest_sha256 in line, one.step, one.segment),
+            reverse=True,
+        ):
+            for verified in (True, False):
+                name = records.commit_name(item.kind, item.step, item.segment, verified)
+                data = self.place.read(name)
+                if data is None:
+                    continue
+                commit = records.parse(data, f"{self.place.url}/{name}", COMMIT)
+                if commit.body["manifest_sha256"] == item.manifest_sha256:
+                    return item, commit
+        copied = sorted({receipt.body["step"] for receipt in told.mirrored if "step" in receipt.body})
+        there = ", ".join(map(str, copied)) or "none"
+        if step is not None:
+            raise DataError(f"{self.place.url} has no copy of a checkpoint of step {step}; copies of steps: {there}")
+        if any(item.kind == "full" for item in told.saved):
+            raise DataError(
+                f"{self.place.url} has no copy of a full checkpoint that training could go on from, although some were "
+                f"saved; copies of steps: {there}: name one with --step"
+            )
+        return None
+
+    def _checkpoint(self, item: Saved, commit: Record, receipts: list[Receipt]) -> None:
+        """The folder of one checkpoint, by its commit, its manifest and the receipt of its saving, which must agree."""
+        seq, sha256 = commit.head
+        if seq >= len(receipts) or receipts[seq].digest != sha256:
+            raise DataError(
+                f"the commit of {item.folder} carries receipt {seq} of another ledger than {self.place.url} has in its "
+                "newest state; records of two histories are mixed there"
+            )
+        folder = inside(self.draft.path, item.folder, f"receipt {item.seq}")
+        self._files(commit.files, commit.piece, folder, f"{item.folder}/", f"fetching {item.folder}")
+        if not (folder / MANIFEST).is_file() or digest_file(folder / MANIFEST) != item.manifest_sha256:
+            raise DataError(f"{item.folder}/{MANIFEST} on the mirror is not the one that receipt {item.seq} names")
+        for name, stated in read_manifest(folder).files.items():
+            copy = commit.files.get(name)
+            if copy is None or (copy.bytes, copy.sha256) != (stated["bytes"], stated["sha256"]):
+                raise DataError(f"{item.folder}/{name} on the mirror is not the file that its manifest names")
+
+    def _own_files(self, state: Record) -> None:
+        """Salt and origin of this machine."""
+        if self.project is None:
+            home = self.draft.path / PROJECT
+            home.mkdir(exist_ok=True)
+            origin = PROJECT
+        else:
+            home = self.project
+            origin = os.path.relpath(home.resolve(), self.path.resolve())
+            self._same_queue(state, home)
+        publish_file(self.draft.salt, secrets.token_hex(16).encode("ascii"), mode=0o600)
+        publish_file(self.draft.origin, (json.dumps({"recipe_folder": origin}, indent=1) + "\n").encode())
+        self.planned |= {self.draft.salt, self.draft.origin}
+
+    def _same_queue(self, state: Record, home: Path) -> None:
+        """The project's queue goes on from the one that was mirrored; Refused otherwise."""
+        recipe = self.draft.recipe()
+        queue = home / recipe.data.queue
+        if not queue.is_file():
+            raise InputError(f"{queue} does not exist; --project names the folder that the recipe's paths count from")
+        copy = next((one for name, one in state.files.items() if Path(name) == Path(PROJECT) / recipe.data.queue), None)
+        if copy is None:
+            return
+        with queue.open("rb") as file:
+            data = file.read(copy.bytes)
+        if digest(data) != copy.sha256:
+            raise Refused(
+                f"{queue} does not begin with the queue of this run as it was mirrored; take that run's queue"
+            )
+
+    def _receipts(self, told: History, chosen: tuple[Saved, Record] | None, identity: str) -> None:
+        """What is here and what is not: the run goes on from the one, and misses nothing of the others."""
+        ledger = self.draft.open_ledger()
+        brought = chosen[0].manifest_sha256 if chosen else None
+        if chosen is not None:
+            item, commit = chosen
+            ledger.append("checkpoint.fetched", {
+                "checkpoint": item.kind, "step": item.step, "segment": item.segment, "folder": item.folder,
+                "manifest_sha256": item.manifest_sha256, "mirror": identity, "commit": commit.sha256,
+            })  # fmt: skip
+        for item in told.standing:
+            if item.manifest_sha256 != brought:
+                ledger.append("checkpoint.removed", {
+                    "folder": item.folder, "step": item.step, "manifest_sha256": item.manifest_sha256,
+                    "reason": "not fetched",
+                })  # fmt: skip
+
+
+def _missing(run: RunFolder) -> list[str]:
+    """Shards of the queue that are not on this machine, by digest; none when there is no queue either."""
+    recipe = run.recipe()
+    path = queue_path(run, recipe)
+    if not path.is_file():
+        return []
+    queue = queues.load(path)
+    return queues.missing(queue, queues.locate(queue, data_roots(run, recipe)))
