@@ -27,7 +27,7 @@ from assay.checkpoint.tensors import state_digest, write
 from assay.data.batches import row_digests
 from assay.errors import DataError, InputError, Refused
 from assay.files.digest import digest_file
-from assay.files.publish import publish_file, publish_folder
+from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.ledger.ledger import Ledger, now
 from assay.model import initial
 from assay.recipe import load as recipes
@@ -143,6 +143,7 @@ def record(
 
     NumPy windows as in `compute`. InputError when a value is not finite: such a machine records nothing.
     """
+    refuse_existing(out)  # before the work, not after it
     device = numerics.switch_on(recipe)
     numerics.keep_threads(device, 1, None)
     updates, state = compute(recipe, tensors, windows, Ranks(), device)
