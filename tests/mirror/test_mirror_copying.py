@@ -95,6 +95,17 @@ def test_wrong_bytes_of_the_right_length_are_never_a_copy(run: RunFolder, store:
     assert mirrored(run) == ALL
 
 
+def test_wrong_bytes_that_lie_there_already_are_replaced(run: RunFolder, copy: Copy, tmp_path: Path) -> None:
+    """Nothing is believed because its name and size are right: somebody may have been killed, or a disk may rot."""
+    value = digest((run.checkpoints / "step-000012/model.safetensors").read_bytes()[:PIECE]).removeprefix("sha256:")
+    piece = tmp_path / "copies/pieces" / value[:2] / value
+    piece.parent.mkdir(parents=True)
+    piece.write_bytes(bytes(PIECE))
+    copy(address=str(tmp_path / "copies"))
+    assert digest(piece.read_bytes()) == f"sha256:{value}"
+    assert mirrored(run) == ALL
+
+
 def test_beyond_the_deadline_is_75_and_the_next_call_goes_on(run: RunFolder, store: Proxy, copy: Copy) -> None:
     store.faults = [Fault("PUT", "drop", ALWAYS, skip=15)]
     with pytest.raises(Interrupted, match="given up at the deadline of 20 s; what is done is kept") as ended:
@@ -147,8 +158,10 @@ def test_a_commit_of_another_writer_is_refused_and_not_replaced(
     claim(where, run.run_id())
     item = next(one for one in history(run.ledger).saved if one.step == 12)
     ledger = {"seq": 0, "digest": digest(b"x")}
+    names = [path.name for path in (run.path / item.folder).iterdir()]
     theirs = records.encode({
-        "format": records.COMMIT, "run_id": run.run_id(), "piece": PIECE, "ledger": ledger, "files": {},
+        "format": records.COMMIT, "run_id": run.run_id(), "piece": PIECE, "ledger": ledger,
+        "files": {name: {"bytes": 0, "sha256": digest(b""), "pieces": []} for name in names},
         "manifest_sha256": digest(b"another"), "verify": "readback",
     })  # fmt: skip
     name = records.commit_name("full", 12, 1, True)

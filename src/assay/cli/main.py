@@ -120,7 +120,7 @@ def _extra(module: str) -> str | None:
     top = module.split(".")[0]
     if top in ("torch", "safetensors", "transformers"):
         return "train"
-    corpus = ("httpx2", "huggingface_hub", "obstore", "py3langid", "pyarrow", "rensa", "tokenizers", "zstandard")
+    corpus = ("httpx2", "huggingface_hub", "py3langid", "pyarrow", "rensa", "tokenizers", "zstandard")
     return "corpus" if top in corpus else None
 
 

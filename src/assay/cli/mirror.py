@@ -13,7 +13,9 @@ import typer
 
 from assay.cli.options import JsonOption, RunArgument
 
-UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="s3://, gs:// or az://BUCKET/PREFIX, or a folder")]
+UrlArgument = Annotated[
+    str, typer.Argument(metavar="URL", help="Where copies lie: s3://, gs:// or az://BUCKET/PREFIX, or a folder")
+]
 DeadlineOption = Annotated[
     float, typer.Option(metavar="SECONDS", min=1, help="How long a failing store is tried before exit 75")
 ]
@@ -29,7 +31,7 @@ def mirror_command(
     deadline: DeadlineOption = 600.0,
     verify: Annotated[
         str | None,
-        typer.Option(metavar="HOW", help="readback or stored; default: as the recipe says, else readback"),
+        typer.Option(metavar="HOW", help="One of readback and stored; default: as the recipe says, else readback"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,7 +85,7 @@ def fetch_command(
     deadline: DeadlineOption = 600.0,
     json: JsonOption = False,
 ) -> None:
-    """Bring a mirrored run back, every byte compared
+    """Bring a run back, every byte compared
 
     Ledger, recipe, metrics, queue and one checkpoint, so that training goes on. Shards come from where data is kept.
     """

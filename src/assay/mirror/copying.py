@@ -98,16 +98,18 @@ class _Mirror:
         self.done: list[Saved] = []
 
     def run_on(self, once: bool) -> Report:
+        """Copy whatever is due, newest first; then end, or wait for more."""
+        told = history(self.run.ledger)
         while True:
-            told = history(self.run.ledger)
-            due = self.due(told)
             if self._grew():
+                told = history(self.run.ledger)  # read before the state, which so holds every receipt that is acted on
                 self.push_state()
+                continue
+            due = self.due(told)
             if due:
                 self.checkpoint(due[0])
             elif once or _over(told):
-                if not self._grew():
-                    break
+                break
             else:
                 self.place.policy.sleep(LOOK_SECONDS)
         if self.damaged:

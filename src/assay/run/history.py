@@ -82,7 +82,7 @@ class Saved:
     weights_sha256: str
     order_digest: str
     time: str = ""
-    copy: str | None = None
+    copy: str | None = field(default=None, compare=False)
 
 
 @dataclass

@@ -52,6 +52,7 @@ def status(run: RunFolder) -> dict[str, Any]:
     full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
     copied = {one.body["manifest_sha256"] for one in told.mirrored if one.body["verify"] == "readback"}
+    copied &= told.up_to(told.tip)  # of the line that goes on
     copies = [item for item in told.saved if item.kind == "full" and item.manifest_sha256 in copied]
     copy = max(copies, key=lambda item: (item.step, item.segment), default=None)
     contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
