@@ -53,19 +53,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         "muon": (small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3), COUNTS),
         "adamw": (
             small(
-                "adamw", batch=thrice, optimizer=adamw, model__tie_embeddings=False, model__attention_bias=True,
-                model__logit_cap=20.0,
+                "adamw", batch=thrice, optimizer=adamw, model__layers=1, model__tie_embeddings=False,
+                model__attention_bias=True, model__logit_cap=20.0,
             ),
-            COUNTS,
+            (1, 2, 8),
         ),
         # Seven matrices for eight ranks; activations computed again; documents apart.
         "few": (
             small("few", model__layers=1, model__document_mask=True, runtime={"device": "cpu", "recompute": True}),
-            COUNTS,
+            (1, 8),
         ),
         "compiled": (
             small("compiled", model__layers=1, runtime={"device": "cpu", "compile": True}, evaluate={"every": None}),
-            (1, 2),
+            (1,),
         ),
         "fast": (
             small("fast", reduction="fast", schedule=SHORT | {"updates": 4}, batch=LANES | {"micro": 2, "lanes": 4}),
@@ -76,12 +76,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         # The same recipes, sharded; of the smallest model some of eight ranks hold no rows of a tensor.
         "muon-fsdp": (
             small("muon-fsdp", model__vocabulary=4099, optimizer__grad_clip=0.3, runtime__engine="fsdp"),
-            (2, 4),
+            (4,),
         ),
         "adamw-fsdp": (
             small(
-                "adamw-fsdp", batch=thrice, optimizer=adamw, model__tie_embeddings=False, model__attention_bias=True,
-                model__logit_cap=20.0, runtime__engine="fsdp",
+                "adamw-fsdp", batch=thrice, optimizer=adamw, model__layers=1, model__tie_embeddings=False,
+                model__attention_bias=True, model__logit_cap=20.0, runtime__engine="fsdp",
             ),
             (2,),
         ),
@@ -135,9 +135,7 @@ def facts(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"), [("muon", COUNTS), ("adamw", COUNTS), ("few", COUNTS), ("compiled", (1, 2))]
-)
+@pytest.mark.parametrize(("name", "counts"), [("muon", COUNTS), ("adamw", (1, 2, 8)), ("few", (1, 8))])
 def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_of_ranks(
     done: Done, name: str, counts: tuple[int, ...]
 ) -> None:
@@ -156,7 +154,7 @@ def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_o
         assert min(norms) > clip, "every update was clipped"
 
 
-@pytest.mark.parametrize(("name", "counts"), [("muon", (2, 4)), ("adamw", (2,)), ("few", (8,)), ("compiled", (2,))])
+@pytest.mark.parametrize(("name", "counts"), [("muon", (4,)), ("adamw", (2,)), ("few", (8,)), ("compiled", (2,))])
 def test_a_sharded_model_has_the_bits_of_a_whole_one(done: Done, name: str, counts: tuple[int, ...]) -> None:
     project, _ = done
     for count in counts:
@@ -203,7 +201,7 @@ def test_a_fast_reduction_says_that_bits_are_not_promised_and_computes_the_same_
     assert recipes.load(project / "fast.yaml").rank_counts == (1, 2, 4)
     assert [item.step for item in told.saved if item.kind == "full"] == [4]
     lines = metrics.by_update(project / "fast-2" / "metrics.jsonl")
-    other = metrics.by_update(project / "few-2" / "metrics.jsonl")
+    other = metrics.by_update(project / "few-1" / "metrics.jsonl")
     assert [line["order_digest"] for line in lines.values()] == [other[update]["order_digest"] for update in lines]
     assert all(3.9 < line["loss"] < 4.4 and 0 < line["grad_norm"] < 5 for line in lines.values())
 
