@@ -90,17 +90,16 @@ def _show(facts: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _table(title: str, rows: Sequence[tuple[str, str, str]]) -> Trimmed:
-    from rich.markup import escape
     from rich.table import Table
 
-    from assay.cli.show import Trimmed
+    from assay.cli.show import Trimmed, cell
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(min_width=34)
     table.add_column(justify="right", min_width=20, no_wrap=True)
     table.add_column(style="dim", overflow="fold")
     for name, value, remark in rows:
-        table.add_row("  " + escape(name), escape(value), escape(remark))
+        table.add_row("  " + cell(name), cell(value), cell(remark))
     return Trimmed(title, table)
 
 

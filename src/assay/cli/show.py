@@ -1,12 +1,13 @@
 """How a command answers: one JSON object for scripts, tables for people.
 
 JSON goes to standard output and nothing else does with `--json`; progress and notes go to
-standard error. Off a terminal nothing is wrapped. Nothing is computed here.
+standard error. Off a terminal nothing is wrapped; letters that steer a terminal are spelled out. Nothing is computed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,26 +19,42 @@ if TYPE_CHECKING:
 
 NOT_MEASURED = "not measured"
 UNWRAPPED = 1_000_000  # columns off a terminal: one row is one line, whatever it holds
+# C0 but tab and newline, DEL and C1 move the cursor or rewrite the screen; the others turn the direction of reading
+# or end a line; surrogates cannot be written. Ids, titles and reports come from strangers.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def as_json(facts: Mapping[str, Any]) -> None:
     """Print exactly one JSON object on standard output; `ok` is true unless the facts say otherwise."""
-    json.dump({"ok": True, **facts}, sys.stdout, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    text = json.dumps({"ok": True, **facts}, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(_STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")  # the same JSON
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """A line for people on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)
+
+
+def harmless(text: str) -> str:
+    """The text with every letter that would steer a terminal spelled out, as in `\\x1b`; lines stay lines."""
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def console() -> Console:
-    """The console for people: standard output, without colour and never wrapping when it is not a terminal."""
+    """The console for people: standard output, without colour and never wrapping when it is not a terminal.
+
+    Text that is printed on it is shown as it is, harmless and without markup.
+    """
     from rich.console import Console
+    from rich.text import Text
+
+    class Screen(Console):
+        def print(self, *objects: Any, **more: Any) -> None:
+            super().print(*(Text(harmless(each)) if isinstance(each, str) else each for each in objects), **more)
 
     terminal = sys.stdout.isatty()
-    return Console(highlight=False, soft_wrap=not terminal, width=None if terminal else UNWRAPPED)
+    return Screen(highlight=False, emoji=False, soft_wrap=not terminal, width=None if terminal else UNWRAPPED)
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class Trimmed:
         from rich.text import Text
 
         if self.title:
-            yield Text(self.title, style="bold")
+            yield Text(harmless(self.title), style="bold")
         for line in console.render_lines(self.table, options, pad=False):
             while line and not line[-1].text.strip():
                 line.pop()
@@ -69,7 +86,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
     result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
-        result.add_column(words(column), overflow="fold")
+        result.add_column(harmless(words(column)), overflow="fold")
     for row in rows:
         result.add_row(*(cell(value) for value in row))
     return Trimmed(title, result)
@@ -87,7 +104,7 @@ def cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
         return ", ".join(cell(item) for item in value) or "none"
-    return escape(" ".join(str(value).splitlines()))
+    return escape(harmless(" ".join(str(value).splitlines())))
 
 
 def words(name: str) -> str:
