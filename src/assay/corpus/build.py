@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,6 +25,7 @@ from assay.corpus import tokenizer as tokenizers
 from assay.corpus.admission import refusal
 from assay.corpus.description import Corpus, Description
 from assay.corpus.given import expect_given, given_tokenizer
+from assay.corpus.near import Sign, near_duplicates, near_index, parameters, sign
 from assay.corpus.on_ray import Cluster
 from assay.corpus.pieces import Stage, as_line, code_digest, stage_key, work_folder
 from assay.corpus.receipt import (
@@ -49,6 +51,7 @@ from assay.corpus.shards import (
     Part,
     Written,
     documents_of,
+    entered,
     list_rejected,
     listing,
     select,
@@ -58,7 +61,6 @@ from assay.corpus.sources import PIECE_BYTES, Piece, Surveyed, listed, sizes, su
 from assay.corpus.stages import (
     Clean,
     Decontaminate,
-    Sign,
     Standing,
     Tokenize,
     clean,
@@ -66,11 +68,8 @@ from assay.corpus.stages import (
     exact_duplicates,
     found_items,
     held_out,
-    near_duplicates,
-    parameters,
     part_counts,
     part_names,
-    sign,
     tokenize,
     training_texts,
 )
@@ -85,7 +84,7 @@ from assay.files.retry import KEPT, Policy
 Tell = Callable[[str, int, int | None, str], None]  # stage, done, in all when known, of what: "documents", "bytes"
 Engine = Literal["local", "ray"]
 Task = TypeVar("Task")
-_LEAVING = ("duplicates", "near duplicates", "decontamination", "tokenize", "target")
+_LEAVING = ("duplicates", "decontamination", "near duplicates", "tokenize", "target")
 
 
 def _silent(stage: str, done: int, total: int | None, unit: str) -> None:
@@ -181,7 +180,9 @@ def build(
             work.tell("account for every document", 0, None, "documents")
             accounts = list_rejected(corpus, work.pieces, cleaned, work.leaving, encoded, folder / REJECTED)
             if corpus.duplicates.near is not None:
-                shutil.copytree(work.stages["near duplicates"].folder / NEAR, folder / NEAR)
+                numbers = partial(entered, encoded, work.stages.get("target"))
+                index = near_index(corpus, description.folder, work.pieces, work.stages["signatures"], numbers)
+                index.save(folder / NEAR)
             found = _contamination(work, folder)
             licences = _carry_licences(description, folder)
             made = _made(work)
@@ -281,6 +282,13 @@ def _clean(work: _Work) -> Standing:
         corpus, pieces, standing, doubled, lambda done: work.tell("exact duplicates", done, documents, "documents")
     )
     standing = standing.then(doubled)
+    if corpus.decontamination is not None:
+        work.methods["decontamination"] = held_out(corpus, folder).method()
+        fields = {"fields": list(corpus.decontamination.fields)}
+        found = work.stage("decontamination", {**work.methods["decontamination"], **fields})
+        looking = [Decontaminate(corpus, folder, standing, found, piece) for piece in pieces]
+        work.every("decontaminate", decontaminate, looking, work.documents(standing))
+        standing = standing.then(found)
     near = corpus.duplicates.near
     if near is not None:
         asked = parameters(corpus)
@@ -300,13 +308,6 @@ def _clean(work: _Work) -> Standing:
             lambda done: work.tell("near duplicates", done, documents, "documents"),
         )
         standing = standing.then(alike)
-    if corpus.decontamination is not None:
-        work.methods["decontamination"] = held_out(corpus, folder).method()
-        fields = {"fields": list(corpus.decontamination.fields)}
-        found = work.stage("decontamination", {**work.methods["decontamination"], **fields})
-        looking = [Decontaminate(corpus, folder, standing, found, piece) for piece in pieces]
-        work.every("decontaminate", decontaminate, looking, work.documents(standing))
-        standing = standing.then(found)
     _expect_documents(work, part_counts(corpus, pieces, standing))
     return standing
 

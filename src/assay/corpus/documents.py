@@ -32,8 +32,8 @@ Stage = Literal[
     "language",
     "filters",
     "duplicates",
-    "near duplicates",
     "decontamination",
+    "near duplicates",
     "tokenize",
     "target",
 ]
@@ -44,8 +44,8 @@ STAGES: tuple[Stage, ...] = (
     "language",
     "filters",
     "duplicates",
-    "near duplicates",
     "decontamination",
+    "near duplicates",
     "tokenize",
     "target",
 )

@@ -142,6 +142,12 @@ def select(corpus: Corpus, pieces: list[Piece], encoded: Stage, stage: Stage) ->
     return quota
 
 
+def entered(encoded: Stage, target: Stage | None, piece: int) -> set[int]:
+    """The numbers of the documents of a piece that enter a shard."""
+    gone = set(_numbers(target.opened(piece, LEFT))) if target is not None else set()
+    return set(_numbers(encoded.opened(piece, INDEX))) - gone
+
+
 def write_part(part: Part) -> Written:
     """Write one shard and list its documents."""
     ranges: list[Range] = []

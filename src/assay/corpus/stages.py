@@ -1,4 +1,4 @@
-"""The stages of a build, each from pieces to pieces: clean, duplicates, decontamination, tokens.
+"""The stages of a build, each from pieces to pieces: clean, exact duplicates, decontamination, tokens.
 
 Every function here makes one piece (in any process) or walks over all of them in corpus order. What leaves is
 written down with the number that it had in its piece, so that nothing can leave twice or be lost.
@@ -23,18 +23,16 @@ from assay.corpus.admission import Gate, gate
 from assay.corpus.decontamination import Contamination, HeldOut
 from assay.corpus.description import Corpus
 from assay.corpus.documents import Document, Reading, Rejected, read
-from assay.corpus.duplicates import NearDuplicates, Parameters
 from assay.corpus.pieces import Rows, Stage
 from assay.corpus.reserved import Reserved
 from assay.corpus.sources import Piece
 from assay.corpus.tokenizer import Tokenizer
 from assay.data.shard import dtype_for, little
-from assay.errors import InputError
 from assay.files.reading import inside
 
 VALIDATION = "validation"
 KEPT, LEFT, INDEX, IDS = "documents.parquet", "rejected.parquet", "tokens.parquet", "ids.bin"
-FINDINGS, SIGNATURES, SIGNED, NEAR = "findings.parquet", "signatures.bin", "signed.parquet", "near-duplicates"
+FINDINGS = "findings.parquet"
 
 
 def part_names(corpus: Corpus) -> list[str]:
@@ -214,11 +212,11 @@ def exact_duplicates(
             else:
                 reason, evidence = "exact_duplicate", f"same text as {known[int(first_text[index])]}"
             leaving.append(rejected_row(row, source, "duplicates", reason, evidence))
-        _leave(stage, piece, leaving)
+        leave(stage, piece, leaving)
         told((int(starts[-1]) + end) // 2)
 
 
-def _leave(stage: Stage, piece: Piece, leaving: list[dict[str, Any]]) -> None:
+def leave(stage: Stage, piece: Piece, leaving: list[dict[str, Any]]) -> None:
     """Make a piece of a stage that lets these documents go."""
 
     def write(place: Callable[[str], Path]) -> dict[str, Any]:
@@ -256,82 +254,6 @@ def _names(
             for index, row in zip(here.tolist(), table.to_pylist(), strict=True):
                 known[index] = f"{source}: {row['id']} at {row['position']}"
     return known
-
-
-# --- near duplicates
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What a process needs to make the signatures of one piece."""
-
-    parameters: Parameters
-    standing: Standing
-    stage: Stage
-    piece: Piece
-
-
-def parameters(corpus: Corpus) -> Parameters:
-    """How a description wants near duplicates to be found."""
-    near = corpus.duplicates.near
-    assert near is not None  # only asked for where it is
-    return Parameters(near.shingle, near.bands, near.rows, near.threshold, near.seed)
-
-
-def sign(task: Sign) -> dict[str, Any]:
-    """The signatures of one piece: uint32, little endian, a row a document; `worded` tells those that have one."""
-
-    def write(place: Callable[[str], Path]) -> dict[str, Any]:
-        index = NearDuplicates(task.parameters)
-        signed = 0
-        with place(SIGNATURES).open("wb") as file, Rows(place(SIGNED), work.SIGNED) as rows:
-            for row in task.standing.rows(task.piece.number, ["id", "file", "position", "text"]):
-                signature = index.signature(row.pop("text"))
-                if signature is not None:
-                    file.write(np.ascontiguousarray(signature, dtype="<u4").tobytes())
-                    signed += 1
-                rows.add({**row, "worded": signature is not None})
-        return {"documents": rows.count, "signed": signed}
-
-    return task.stage.make(task.piece.number, write)
-
-
-def near_duplicates(
-    corpus: Corpus, folder: Path, pieces: list[Piece], signed: Stage, stage: Stage,
-    told: Callable[[int], None] = lambda _: None,
-) -> None:  # fmt: skip
-    """Let every document go that is like an earlier one; the index stays in the stage's folder, for later corpora."""
-    if (stage.folder / NEAR).is_dir() and all(stage.receipt(piece.number) is not None for piece in pieces):
-        return
-    asked, near = parameters(corpus), corpus.duplicates.near
-    assert near is not None  # as above
-    index = NearDuplicates(asked)
-    if near.against is not None:
-        index = NearDuplicates.load(inside(folder, near.against, "duplicates.near.against"))
-        if index.parameters != asked:
-            raise InputError(
-                f"duplicates.near.against: {near.against} was made with {index.parameters}, but this description asks "
-                f"for {asked}; give the same parameters"
-            )
-    seen = 0
-    for piece in pieces:
-        source = corpus.sources[piece.source].name
-        leaving = []
-        with signed.opened(piece.number, SIGNATURES).open("rb") as file:
-            for row in work.rows(signed.opened(piece.number, SIGNED)):
-                if seen % 1024 == 0:
-                    told(seen)
-                seen += 1
-                if not row.pop("worded"):
-                    continue
-                signature = np.frombuffer(file.read(4 * asked.permutations), dtype="<u4").astype(np.uint32)
-                match = index.add_signature(f"{corpus.name}/{source}: {row['id']}", signature)
-                if match is not None:
-                    evidence = f"similarity {match.similarity:.3f} to {match.identity}"
-                    leaving.append(rejected_row(row, source, "near duplicates", "near_duplicate", evidence))
-        _leave(stage, piece, leaving)
-    if not (stage.folder / NEAR).is_dir():
-        index.save(stage.folder / NEAR)
 
 
 # --- decontamination
