@@ -63,6 +63,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("filters.columns", [{"column": "score"}], "the predicate of column score asks for nothing"),
         ("filters.columns", [{"column": "s", "atleast": 3}], "did you mean at_least?"),
         ("filters.columns", [{"column": "s", "at_least": "3"}], "filters.columns.0.at_least"),
+        ("filters.columns", [{"column": "s", "one_of": []}], "filters.columns.0.one_of is []"),
         ("language", {"identify": True, "at_least": 1.5}, "language.at_least is 1.5"),
         ("duplicates", {"near": {"threshold": 0}}, "duplicates.near.threshold is 0"),
         ("decontamination", {"held_out": []}, "decontamination.held_out is []"),

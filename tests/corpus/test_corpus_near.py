@@ -10,7 +10,7 @@ from corpus_samples import built, description, left, lines, listed, source
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 NEAR = {"near": {"threshold": 0.75}}
-QUESTION = "Which of the seven rivers of the northern plain carries the most water in the month of May and who measured it"
+QUESTION = "Which of the seven rivers of the northern plain carries the most water in the month of May and who saw it"
 
 
 def document(number: int, after: str = "") -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_the_index_that_is_kept_names_what_entered_and_nothing_else(tmp_path: Pa
     ascii_tokenizer(tmp_path)
     (tmp_path / "held-out.txt").write_text(QUESTION, encoding="utf-8")
     given = asked(decontamination={"held_out": ["held-out.txt"]}, lossy="reject", target_tokens=9_000)
-    texts = [document(0, QUESTION), document(1, "zażółć"), {**document(2), "id": "d2"}, {**document(2, "x"), "id": "e2"}]
+    texts = [document(0, QUESTION), document(1, "zażółć"), document(2), {**document(2, "x"), "id": "e2"}]
     facts = built(tmp_path, given, {"a": lines([*texts, *(document(number) for number in range(3, 30))])}, "first")
     assert set(facts["rejected"]) == {"held_out_exact", "lossy", "near_duplicate", "quota_reached"}
     first = {row["id"] for row in listed(tmp_path / "first" / "admitted.jsonl")}

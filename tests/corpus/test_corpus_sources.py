@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,11 @@ PREDICATES = [
     ({"at_least": 0}, True, "column_not_numeric"),
     ({"at_least": 0}, float("nan"), "column_not_numeric"),
     ({"at_least": 0}, float("inf"), "column_not_numeric"),
+    ({"at_least": 0}, 10**400, "column_not_numeric"),
+    ({"at_most": 0}, -(10**400), "column_not_numeric"),
+    ({"at_least": 3.0}, Decimal("3.00"), None),
+    ({"at_least": 3.0}, Decimal("2.99"), "column_too_low"),
+    ({"equals": 2.5}, Decimal("2.50"), None),
     ({"equals": "web"}, "web", None),
     ({"equals": "web"}, "book", "column_differs"),
     ({"equals": 1}, True, "column_differs"),

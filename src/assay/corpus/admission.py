@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def _predicate(value: Any, asked: Predicate) -> Refusal | None:
     if value is None:
         return "column_missing", f"no {column!r}"
     if asked.at_least is not None or asked.at_most is not None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not _numeric(value):
             return "column_not_numeric", f"{column!r} is {_short(value)}, not a number"
         if asked.at_least is not None and value < asked.at_least:
             return "column_too_low", f"{column!r} is {value}, at least {asked.at_least} is asked for"
@@ -214,6 +215,16 @@ def _predicate(value: Any, asked: Predicate) -> Refusal | None:
         if each and not any(_equal(value, one) for one in each):
             return "column_differs", f"{column!r} is {_short(value)}, asked for: {', '.join(map(repr, each))}"
     return None
+
+
+def _numeric(value: Any) -> bool:
+    """Whether a value is a finite number of a size that can be compared: a float reaches to 1.8e308."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an integer of hundreds of digits, as JSON allows
+        return False
 
 
 def _equal(value: Any, asked: object) -> bool:

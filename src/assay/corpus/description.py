@@ -120,7 +120,7 @@ class Predicate(Part):
     at_least: Number | None = None
     at_most: Number | None = None
     equals: Plain | None = None
-    one_of: Annotated[tuple[Plain, ...], BeforeValidator(_listed)] | None = None
+    one_of: Annotated[tuple[Plain, ...], BeforeValidator(_listed), Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _some(self) -> Predicate:

@@ -25,6 +25,9 @@ from assay.files.reading import parse_json
 LINE_LIMIT = 64 << 20  # bytes of a line or of a text file
 BATCH_ROWS = 256
 _ARROW_BYTES = 1 << 20
+_ZSTD_BYTES = 256  # compressed bytes at a time: they hold 64 blocks at most, which is 8 MiB of text
+_MARK = "\ufeff"  # the byte order mark that some editors begin a file with
+_EMPTY = "the file is empty, not even a compressed stream of nothing"
 Stage = Literal[
     "read",
     "normalise",
@@ -153,6 +156,9 @@ def _lines(
 def _stream(reading: Reading, file: File) -> Iterator[Document | Rejected]:
     """Lines of a compressed file; where the stream breaks, one rejection says so."""
     number, start = 0, 0
+    if not file.bytes:
+        yield Rejected(None, reading.source.name, file.name, 1, "read", "broken_stream", _EMPTY)
+        return
     faults = (OSError, EOFError, zlib.error, zstandard.ZstdError)
     with _decompressed(file.path) as data:
         while True:
@@ -188,7 +194,10 @@ def _decompressed(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Zstd(io.RawIOBase):
-    """The frames of a zstd file one after another; unlike the library's reader it notices a cut frame."""
+    """The frames of a zstd file one after another; unlike the library's reader it notices a cut frame.
+
+    The library gives out at once all that its input holds, so the input is what bounds the memory.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -203,7 +212,7 @@ class _Zstd(io.RawIOBase):
         """Fill `target`; 0 at the end. Raises EOFError for a cut frame, ZstdError for wrong bytes."""
         while not self._ready:
             rest = b"" if self._frame is None or not self._frame.eof else self._frame.unused_data
-            data = rest or self._file.read(1 << 17)
+            data = rest or self._file.read(_ZSTD_BYTES)
             if not data:
                 if self._frame is not None and not self._frame.eof:
                     raise EOFError("the compressed stream ends in the middle of a frame")
@@ -225,6 +234,8 @@ def _text(reading: Reading, file: File) -> Document | Rejected:
         return Rejected(name, source, name, 1, "read", reason, evidence)
 
     if file.path.suffix in (".gz", ".zst"):
+        if not file.bytes:
+            return refuse("broken_stream", _EMPTY)
         try:
             with _decompressed(file.path) as stream:
                 data = stream.read(LINE_LIMIT + 1)
@@ -236,7 +247,7 @@ def _text(reading: Reading, file: File) -> Document | Rejected:
     if len(data) > LINE_LIMIT:
         return refuse("text_too_long", f"more than {LINE_LIMIT} bytes")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8").removeprefix(_MARK)
     except UnicodeDecodeError as error:
         return refuse("not_utf8", f"{error.reason} at byte {error.start}")
     title = name.rsplit("/", 1)[-1].split(".")[0] or name
@@ -271,7 +282,10 @@ def _groups(reading: Reading, file: File, piece: Piece) -> Iterator[Document | R
 
 
 def _records(batch: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a record batch; strings as bytes, because parquet does not promise that they are UTF-8."""
+    """The rows of a record batch; strings as bytes, because parquet does not promise that they are UTF-8.
+
+    A value that Python cannot hold stands as `_Unreadable`: a date of the year 100,000, a bad byte deep in a list.
+    """
     import pyarrow as pa
 
     columns = []
@@ -282,23 +296,57 @@ def _records(batch: Any) -> Iterator[dict[str, Any]]:
             column = column.cast(pa.binary())
         elif pa.types.is_large_string(column.type):
             column = column.cast(pa.large_binary())
-        columns.append(column.to_pylist())
+        elif pa.types.is_string_view(column.type):
+            column = column.cast(pa.binary_view())
+        columns.append(_values(column))
     names = batch.schema.names
     for values in zip(*columns, strict=True) if columns else ({} for _ in range(batch.num_rows)):
         yield dict(zip(names, values, strict=True))
 
 
+@dataclass(frozen=True)
+class _Unreadable:
+    """A value of a row that cannot be had, and why."""
+
+    reason: str
+    fault: str
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of an Arrow column; one by one where they cannot be had all together."""
+    import pyarrow as pa
+
+    # What as_py is seen to raise: UnicodeDecodeError is a ValueError, an unknown time zone a KeyError.
+    faults = (pa.ArrowException, ValueError, OverflowError, KeyError)
+    try:
+        values: list[Any] = column.to_pylist()
+    except faults:
+        values = []
+        for value in column:
+            try:
+                values.append(value.as_py())
+            except faults as error:
+                reason = "not_utf8" if isinstance(error, UnicodeDecodeError) else "broken_value"
+                values.append(_Unreadable(reason, fault_of(error)))
+    return values
+
+
 def _from_row(reading: Reading, file: str, row: int, record: dict[str, Any]) -> Document | Rejected:
     """One row as a document, or what is wrong with it."""
+
+    def refuse(column: str, reason: str, fault: str) -> Rejected:
+        name = record.get(reading.source.columns.id or "")
+        known = name if isinstance(name, str) else None
+        return Rejected(known, reading.source.name, file, row, "read", reason, f"row {row}: {column!r}: {fault}")
+
     for column, value in record.items():
+        if isinstance(value, _Unreadable):
+            return refuse(column, value.reason, value.fault)
         if isinstance(value, bytes):
             try:
                 record[column] = value.decode("utf-8")
             except UnicodeDecodeError as error:
-                evidence = f"row {row}: {column!r}: {error.reason} at byte {error.start} of its value"
-                name = record.get(reading.source.columns.id or "")
-                known = name if isinstance(name, str) else None
-                return Rejected(known, reading.source.name, file, row, "read", "not_utf8", evidence)
+                return refuse(column, "not_utf8", f"{error.reason} at byte {error.start} of its value")
     return _from_record(reading, file, row, f"row {row}", record)
 
 
@@ -311,12 +359,14 @@ def _from_line(reading: Reading, file: str, number: int, start: int, line: bytes
 
     if line is None:
         return refuse("line_too_long", f"more than {LINE_LIMIT} bytes")
-    if not line.strip():
+    # Anywhere else than at the start of the file the mark is text.
+    bare = line.removeprefix(_MARK.encode("utf-8")) if start == 0 else line
+    if not bare.strip():
         return refuse("blank_line", "no document on it")
     try:
-        text = line.decode("utf-8")
+        text = bare.decode("utf-8")
     except UnicodeDecodeError as error:
-        return refuse("not_utf8", f"{error.reason} at byte {start + error.start}")
+        return refuse("not_utf8", f"{error.reason} at byte {start + len(line) - len(bare) + error.start}")
     try:
         record = parse_json(text, "the line")
     except InputError as error:

@@ -266,9 +266,13 @@ def _row_groups(source: Source, path: Path) -> tuple[tuple[_Stretch, ...], str]:
 
     try:
         with pq.ParquetFile(path) as file:
-            metadata, names = file.metadata, set(file.schema_arrow.names)
-    except (pa.ArrowException, OSError) as error:
+            metadata, named = file.metadata, file.schema_arrow.names
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         return (), fault_of(error)
+    names = set(named)
+    twice = next((name for name in named if named.count(name) > 1), None) if len(names) < len(named) else None
+    if twice is not None:
+        raise InputError(f"source {source.name!r}: {path} has two columns {twice!r}; rename or drop one of them")
     for column in asked_columns(source):
         if column not in names:
             raise InputError(
