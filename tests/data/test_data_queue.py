@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.data import queue as queues
+from assay.data.batches import Batches
 from assay.data.order import Stream
 from assay.data.queue import Part, Queue
 from assay.data.shard import Shard
@@ -20,6 +22,7 @@ from assay.errors import AssayError, DataError, InputError, Refused
 from assay.files.digest import canonical, digest
 
 MakeShard = Callable[..., Shard]
+Command = Callable[..., tuple[int, str, str]]
 
 
 def proposal(queue: Queue, updates: int = 3, **more: Any) -> bytes:
@@ -290,6 +293,25 @@ def test_a_shard_that_does_not_fit_the_queue_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=says):
         queues.parts_of(queue, make_shard(tmp_path / "other", **more))
+
+
+def test_a_line_that_calls_a_source_by_another_name_is_refused_wherever_the_shard_is_at_hand(
+    assay: Command, queue: Queue, shard: Shard, tmp_path: Path
+) -> None:
+    half = shard.sources[1].start
+    for start, stop, source in ((0, 400, "pl-docs"), (half - 200, half + 200, "en-docs"), (0, 400, "pl")):
+        part = Part(shard.sha256, None, start, stop, source)
+        line = queues.propose(queue, updates=2, parts=[part], global_batch=8)
+        (tmp_path / "line").write_bytes(line)
+        before = queue.path.read_bytes()
+        code, _, err = assay("data", "append", queue.path, tmp_path / "line")
+        assert code == 4, err
+        assert re.search(rf"calls tokens .* {source!r}, its manifest .*'(en|pl)-docs'", err)
+        assert queue.path.read_bytes() == before
+    # A line that was taken where the shard was not at hand is refused by all who read its tokens.
+    queues.append(queue.path, line)
+    with pytest.raises(DataError, match="'pl', its manifest 'en-docs'; propose"):
+        Batches(queues.load(queue.path), [], seed=1, global_batch=8)
 
 
 def test_a_strict_queue_takes_fresh_data_only(tmp_path: Path, shard: Shard) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -139,19 +140,9 @@ def load(path: Path) -> Queue:
         content = file.read(end or first.end)
     if digest(content.splitlines()[-1]) != (slots[-1].digest if slots else first.digest):
         raise DataError(f"{path} was changed while it was read; look who writes it, then start again")
+    known: dict[str, Any] = {name: header.get(name) for name in _HEADER_KEYS if name != "format"}
     return Queue(
-        path=path,
-        block=header["block"],
-        dtype=header["dtype"],
-        vocabulary=header["vocabulary"],
-        tokenizer=header["tokenizer"],
-        pool=header.get("pool"),
-        freshness=header.get("freshness"),
-        trust=header.get("trust"),
-        header_line=header_line,
-        header_digest=first.digest,
-        slots=tuple(slots),
-        content=content,
+        path, **known, header_line=header_line, header_digest=first.digest, slots=tuple(slots), content=content
     )
 
 
@@ -355,7 +346,7 @@ def locate(queue: Queue, roots: Iterable[Path]) -> dict[str, Shard]:
     for slot in queue.slots:
         for part in slot.parts:
             if part.shard in found:
-                check_fit(queue, found[part.shard], part.stop)
+                check_fit(queue, found[part.shard], part)
     one_pool(queue, found.values())
     return found
 
@@ -378,8 +369,8 @@ def missing(queue: Queue, found: Mapping[str, Shard]) -> list[str]:
     return list(dict.fromkeys(p.shard for s in queue.slots for p in s.parts if p.shard not in found))
 
 
-def check_fit(queue: Queue, shard: Shard, stop: int = 0) -> None:
-    """DataError when a shard's dtype, vocabulary, tokenizer, pool or length is not what the queue takes."""
+def check_fit(queue: Queue, shard: Shard, part: Part | None = None) -> None:
+    """DataError when a shard is not of the queue's kind, or lacks `part`, or states another source for it."""
     pairs = [
         ("dtype", shard.dtype, queue.dtype),
         ("vocabulary", shard.vocabulary, queue.vocabulary),
@@ -389,8 +380,18 @@ def check_fit(queue: Queue, shard: Shard, stop: int = 0) -> None:
     for name, has, takes in pairs:
         if has != takes:
             raise DataError(f"{shard.path} has {name} {has!r}, but {queue.path} takes {takes!r}; use a shard that fits")
-    if stop > shard.tokens:
-        raise DataError(f"{shard.path} has {shard.tokens:,} tokens, but {queue.path} reads up to {stop:,}")
+    if part is None:
+        return
+    if part.stop > shard.tokens:
+        raise DataError(f"{shard.path} has {shard.tokens:,} tokens, but {queue.path} reads up to {part.stop:,}")
+    first = bisect_right(shard.sources, part.start, key=lambda source: source.start) - 1
+    last = bisect_left(shard.sources, part.stop, key=lambda source: source.start)
+    named = {source.name for source in shard.sources[first:last] if source.start < source.stop}
+    if named != {part.source}:
+        raise DataError(
+            f"{queue.path} calls tokens [{part.start:,}, {part.stop:,}) of {shard.path} {part.source!r}, its manifest "
+            f"{', '.join(map(repr, sorted(named)))}; propose the slot with that manifest"
+        )
 
 
 def order_start(queue: Queue, seed: int) -> bytes:
