@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 
-from corpus_samples import description, source
+import pytest
+from corpus_samples import built, description, lines, records, source
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.corpus.description import Corpus, check
 from assay.corpus.selection import Taking, quotas
+from assay.errors import DataError
 
 documents = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["en", "pl"]), st.integers(1, 50)), max_size=60)
 
@@ -75,3 +78,10 @@ def test_a_target_is_reached_by_the_last_document_that_is_taken_or_all_are_taken
 
 def test_without_target_and_mix_nothing_is_selected() -> None:
     assert taken(corpus(None, None), [(0, "en", 5)]) is None
+
+
+def test_a_mix_with_a_language_that_a_shard_lacks_is_told_with_both(tmp_path: Path) -> None:
+    unlicensed = source("b", language="pl", licence=None)
+    given_corpus = description([source("a"), unlicensed], mix={"en": 0.7, "pl": 0.3})
+    with pytest.raises(DataError, match=r"mix asks for 0\.3 of pl, but no document in pl is left for train-00"):
+        built(tmp_path, given_corpus, {"a": lines(records(40)), "b": lines(records(40, "pl"))})

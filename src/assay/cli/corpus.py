@@ -55,6 +55,7 @@ def build_command(
     with progress() as tell:
         receipt = build(load(description), out, tell, workers, on, deadline)
     _warn(receipt)
+    _tell_leftover(out)
     if json:
         as_json(receipt)
         return
@@ -148,6 +149,7 @@ def tokenizer_command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as above
     with progress() as tell:
         facts = build_tokenizer(load(description), out, tell, workers, on, deadline)
+    _tell_leftover(out)
     if json:
         as_json(facts)
         return
@@ -166,6 +168,15 @@ def _warn(receipt: dict[str, Any]) -> None:
     target = receipt["target"]
     if target is not None and target["short"]:
         note(f"the target of {target['tokens']:,} tokens is not reached: {target['short']:,} are missing")
+
+
+def _tell_leftover(out: Path) -> None:
+    """Say that the work folder is still there; what was built is whole."""
+    from assay.corpus.pieces import SUFFIX
+
+    work = out.with_name(out.name + SUFFIX)
+    if work.exists():
+        note(f"{out} is complete, but its work folder {work} could not be removed; delete it")
 
 
 def _show_receipt(receipt: dict[str, Any]) -> None:

@@ -245,7 +245,6 @@ def _working(
                 if brought.tokenizer is not None:
                     given_tokenizer(description, brought.tokenizer)
                 yield _Work(description, folder, helpers, tell, brought, surveyed, pieces)
-            shutil.rmtree(folder)
         except KeyboardInterrupt:
             raise Interrupted(f"the build of {out} was stopped; {KEPT}", "signal") from None
         except OSError as fault:  # a full disk, most often

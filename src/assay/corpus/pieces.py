@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -98,17 +99,32 @@ TOKENS = pa.schema(
 
 @contextlib.contextmanager
 def work_folder(out: Path) -> Iterator[Path]:
-    """`OUT.work`, owned by this process while the block lasts; Refused when another build has it."""
+    """`OUT.work`, owned by this process while the block lasts; Refused when another build has it.
+
+    It is removed when the block ends without error. What of it cannot be removed stays: by then all is done.
+    """
     folder = out.with_name(out.name + SUFFIX)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise InputError(f"{folder} is not a folder, but the work of the build is kept there; move it away")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
+    mark = folder / "lock"
+    with mark.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(f"{folder} is in use by another build; wait for it, or choose another OUT") from None
         yield folder
+        with contextlib.suppress(OSError, KeyboardInterrupt):
+            for each in folder.iterdir():
+                if each.is_dir() and not each.is_symlink():
+                    shutil.rmtree(each, ignore_errors=True)
+                elif each != mark:
+                    each.unlink()
+    # Last and closed: until here no other build could come between, and a network file system lets a folder go only
+    # when no file in it is open.
+    with contextlib.suppress(OSError):
+        mark.unlink()
+        folder.rmdir()
 
 
 def stage_key(stage: str, facts: Any) -> str:

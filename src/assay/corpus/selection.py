@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.corpus.description import Corpus
+from assay.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,18 @@ def quotas(corpus: Corpus, available: Mapping[tuple[int, str], int]) -> Quota | 
         if asked is not None:
             short += max(Fraction(0), asked - total)
     return Quota(taken, -int(-short // 1))
+
+
+def expect_every_language(corpus: Corpus, available: Mapping[tuple[int, str], int]) -> None:
+    """DataError when a mix asks for a share of a language of which a training shard has no token."""
+    for part in range(corpus.shards):
+        for language, share in (corpus.mix or {}).items():
+            if not available.get((part, language)):
+                raise DataError(
+                    f"corpus {corpus.name!r}: mix asks for {share} of {language}, but no document in {language} is "
+                    f"left for train-{part:02}; see why its sources' documents leave, add text, lower `shards`, or "
+                    f"take {language} out of mix and sources"
+                )
 
 
 class Taking:

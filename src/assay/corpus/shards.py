@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from assay.corpus import pieces as work
 from assay.corpus.description import Corpus
 from assay.corpus.pieces import Rows, Stage
-from assay.corpus.selection import Quota, Taking, quotas
+from assay.corpus.selection import Quota, Taking, expect_every_language, quotas
 from assay.corpus.sources import Piece
 from assay.corpus.stages import IDS, INDEX, KEPT, LEFT, part_names, rejected_row
 from assay.data.shard import Shard, dtype_for, little, write_shard
@@ -114,8 +114,13 @@ def documents_of(corpus: Corpus, pieces: list[Piece], encoded: Stage) -> Counter
 
 
 def select(corpus: Corpus, pieces: list[Piece], encoded: Stage, stage: Stage) -> Quota | None:
-    """Let the documents go that the target or the mix has no room for; None: everything is taken."""
-    quota = quotas(corpus, available(corpus, pieces, encoded))
+    """Let the documents go that the target or the mix has no room for; None: everything is taken.
+
+    Raises DataError when the mix cannot be kept because a shard has nothing of a language.
+    """
+    tokens = available(corpus, pieces, encoded)
+    expect_every_language(corpus, tokens)
+    quota = quotas(corpus, tokens)
     if quota is None:
         return None
     taking = Taking(corpus, quota)

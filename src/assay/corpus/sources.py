@@ -7,11 +7,12 @@ the machine changes them. Remote files are there already (`corpus.remote`). No d
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from assay.corpus.description import Corpus, Source
 from assay.corpus.workers import Helpers
@@ -118,7 +119,11 @@ def endings(format: Literal["jsonl", "parquet", "text"]) -> tuple[str, ...]:
 
 
 def listed(source: Source, folder: Path, brought: Brought | None = None) -> tuple[list[tuple[str, Path]], int]:
-    """The files of a source with their names, in the order of the names' UTF-8 bytes; how many others lie there."""
+    """The files of a source with their names, in the order of the names' UTF-8 bytes; how many others lie there.
+
+    Raises InputError for a name or a link that is not taken, DataError for a folder that cannot be listed: what is
+    not read is told, never passed over.
+    """
     if brought is not None:
         return list(brought.files), brought.passed_over
     path = source_path(source, folder)
@@ -126,13 +131,16 @@ def listed(source: Source, folder: Path, brought: Brought | None = None) -> tupl
         return [(path.name, path)], 0
     wanted = endings(source.format)
     found, others = [], 0
-    for each in path.rglob("*"):
-        if each.is_dir():
-            continue
+    for each in _below(source, path):
         name = each.relative_to(path).as_posix()
         if not name.isprintable():  # names go into lists and messages; halves of characters are not printable either
             raise InputError(f"source {source.name!r}: the name {name!a} in {path} is not printable text; rename it")
         place = inside(folder, f"{source.path}/{name}", f"source {source.name!r}")
+        if each.is_symlink() and each.is_dir():
+            raise InputError(
+                f"source {source.name!r}: {each} is a link to a folder, which is not followed; put the folder itself "
+                "there, or make it a source of its own"
+            )
         if each.name.endswith(wanted):
             found.append((name, place))
         else:
@@ -143,6 +151,19 @@ def listed(source: Source, folder: Path, brought: Brought | None = None) -> tupl
             "correct `path` or `format` in the description"
         )
     return sorted(found, key=lambda item: item[0].encode("utf-8")), others
+
+
+def _below(source: Source, path: Path) -> Iterator[Path]:
+    """Everything below a folder that is no folder; links to folders are named and not followed."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise DataError(
+            f"source {source.name!r}: {error.filename} cannot be listed: {error.strerror}; mend that, or move it away"
+        )
+
+    for here, folders, names in os.walk(path, onerror=fail):
+        yield from (Path(here, name) for name in names)
+        yield from (Path(here, name) for name in folders if os.path.islink(os.path.join(here, name)))
 
 
 def _silent(stage: str, done: int, total: int | None, unit: str) -> None:
