@@ -81,6 +81,13 @@ def test_a_fault_is_told_with_its_key_and_value(place: str, value: Any, told: st
     assert told in str(fault.value)
 
 
+@pytest.mark.parametrize("path", ["s3://KEY:SECRET@bucket/p", "s3://b/p?X-Amz-Signature=SECRET", "ftp://u:SECRET@h/p"])
+def test_a_path_with_a_secret_is_refused_and_not_repeated(path: str) -> None:
+    with pytest.raises(InputError, match="not in the path") as fault:
+        check(changed("sources.0.path", path), "corpus.yaml")
+    assert "SECRET" not in str(fault.value)
+
+
 @pytest.mark.parametrize("key", ["name", "sources", "admission", "tokenizer", "validation"])
 def test_a_missing_key_is_named(key: str) -> None:
     with pytest.raises(InputError, match=f"the key {key} is missing"):

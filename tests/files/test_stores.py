@@ -117,6 +117,28 @@ def test_a_folder_is_a_store_too(tmp_path: Path) -> None:
     assert (found.key.endswith("a/b"), found.bytes, b"".join(chunks(store, found, 2))) == (True, 4, b"23")
 
 
+def test_a_prefix_keeps_every_letter_of_its_name(client: Any, tmp_path: Path) -> None:
+    for key in ("c", "c#-code/x/a", "c#-code/y"):
+        client.put_object(Bucket="corpora", Key=key, Body=key.encode())
+    store, prefix = opened("s3://corpora/c#-code/x", 10)
+    [found] = objects(store, prefix)
+    assert (found.key, b"".join(chunks(store, found))) == ("c#-code/x/a", b"c#-code/x/a")
+    (tmp_path / "c#" / "why?").mkdir(parents=True)
+    (tmp_path / "c#" / "why?" / "a").write_bytes(b"0123")
+    store, prefix = opened(f"file://{tmp_path}/c#/why?", 10)
+    assert [each.bytes for each in objects(store, prefix)] == [4]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://KEY:SECRET@bucket/p", "s3://SECRET@bucket", "s3://bucket/p?X-Amz-Signature=SECRET", "s3://b?SECRET"],
+)
+def test_an_address_with_a_secret_is_refused_and_not_repeated(address: str) -> None:
+    with pytest.raises(InputError, match="not in the address") as fault:
+        opened(address, 10)
+    assert "SECRET" not in str(fault.value)
+
+
 @pytest.mark.parametrize("address", ["nothing", "unknown://bucket/p", "s3://"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(InputError, match="names no object store"):

@@ -50,7 +50,10 @@ def _dated(value: object) -> object:
 
 
 def _remote(value: str) -> str:
-    found = REMOTE.fullmatch(value)
+    found, rest = REMOTE.fullmatch(value), value.partition("://")[2]
+    if "?" in rest or "@" in rest.partition("/")[0]:  # the sentence of a Conflict does not repeat the value
+        raise Conflict("the path of a remote source or tokenizer holds '?' or '@' where its place is expected; give "
+                       "credentials by the environment, such as AWS_ACCESS_KEY_ID, not in the path")  # fmt: skip
     if found is None or found[1] not in REMOTE_KINDS:
         raise ValueError("a path inside the description's folder, hf://… or s3://… is expected")
     return value

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from assay.errors import AssayError, DataError, InputError, MachineError, Refused
 from assay.files.publish import flush_file, flush_folder
@@ -54,8 +53,7 @@ def opened(address: str, deadline: float, wait: float | None = None) -> tuple[St
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    parts = urlsplit(address)
-    root = f"{parts.scheme}://{parts.netloc}"
+    root, prefix = split(address)
     endpoint = next((os.environ[n] for n in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if os.environ.get(n)), "")
     pause = timedelta(seconds=patience(deadline))
     read = pause if wait is None else timedelta(seconds=wait)
@@ -74,7 +72,22 @@ def opened(address: str, deadline: float, wait: float | None = None) -> tuple[St
         raise InputError(
             f"{address} names no object store that can be opened; s3://bucket/prefix is expected"
         ) from None
-    return Store(root, inner), parts.path.strip("/")
+    return Store(root, inner), prefix
+
+
+def split(address: str) -> tuple[str, str]:
+    """`scheme://bucket` and the prefix, which may hold `#`, and in a folder `?` too.
+
+    InputError for an address with credentials or a query; it does not repeat them.
+    """
+    scheme, _, rest = address.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if "@" in bucket or ("?" in rest and scheme != "file"):
+        raise InputError(
+            "the address of a store holds '?' or '@' where bucket and prefix are expected, as in s3://bucket/prefix; "
+            "give credentials by the environment, such as AWS_ACCESS_KEY_ID, not in the address"
+        )
+    return f"{scheme}://{bucket}", prefix.strip("/")
 
 
 def objects(store: Store, prefix: str) -> list[Object]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from assay.errors import InputError, Refused
 from assay.files.retry import Policy, Transient, persist
@@ -101,16 +100,13 @@ def place(url: str, policy: Policy) -> Place:
 
     A folder must be there: a disk that is not mounted would otherwise be filled under its mount point.
     """
-    parts = urlsplit(url)
-    if "://" not in url or parts.scheme == "file":
-        folder = Path(url if "://" not in url else parts.path)
+    if "://" not in url or url.startswith("file://"):
+        folder = Path(url.removeprefix("file://"))  # whatever letters a folder's name has
         if not folder.is_dir():
             raise InputError(f"{url} is not a folder; mount it or make it first, then mirror into it")
         address = f"file://{folder.resolve()}"
     else:
         address = url.rstrip("/")
-        if ":" in parts.netloc.partition("@")[0] and "@" in parts.netloc:
-            raise InputError("the address holds credentials; give them by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     # An answer to a put comes after its whole body: a quarter of the deadline for one piece, not the usual half minute.
     store, prefix = opened(address, policy.deadline, max(1.0, policy.deadline / 4))
     return Place(url.rstrip("/") or url, store, prefix, policy)
