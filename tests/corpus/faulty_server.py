@@ -43,6 +43,7 @@ class Server:
     large: int = 1000  # files of so many bytes are LFS
     etag: str | None = None  # of every object, in place of its MD5
     ranges: bool = True
+    following: str | None = None  # the next page of every listing, in place of the right one
 
     def __enter__(self) -> Server:
         outer, self.well, self.reached = self, threading.Event(), threading.Event()
@@ -146,6 +147,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             names = sorted(files)
             page = json.dumps([self._entry(name, files[name]) for name in names[start : start + PAGE]]).encode()
             following = f"{self.server_state.address}{urlsplit(self.path).path}?recursive=true&cursor={start + PAGE}"
+            following = self.server_state.following or following
             more = {"Link": f'<{following}>; rel="next"'} if start + PAGE < len(names) else {}
             self._send(200, page, more, fault)
 

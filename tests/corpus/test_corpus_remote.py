@@ -12,7 +12,7 @@ import pytest
 from corpus_samples import description, left, lines, records, source, tree, write
 from faulty_server import ALWAYS, COMMIT, Fault, Server
 
-from assay.corpus import remote
+from assay.corpus import hub, remote
 from assay.corpus.build import build
 from assay.corpus.description import Corpus, check, load
 from assay.corpus.remote import Remote
@@ -227,6 +227,32 @@ def test_what_no_try_can_mend_is_one_sentence_at_once(
         bring(corpus(hub_source(**change)), tmp_path / "work")
     assert "\n" not in str(end.value)
     assert len(server.answered) == len(set(server.answered))
+
+
+def test_the_token_goes_to_no_other_server_that_a_listing_names(server: Server, tmp_path: Path) -> None:
+    with Server() as other:
+        for number, host in enumerate((other.address, other.address.replace("//", "//127.0.0.1@"), "http://[", "x:")):
+            server.following = f"{host}/api/datasets/owner/data/tree/{COMMIT}"
+            with pytest.raises(DataError, match="goes on at another server"):
+                bring(corpus(hub_source()), tmp_path / f"work{number}")
+        assert other.answered == []
+
+
+def test_a_listing_without_an_end_ends(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_PAGES", 20)
+    server.following = f"/api/datasets/owner/data/tree/{COMMIT}?recursive=true"  # a relative address is lawful
+    with pytest.raises(DataError, match="or after 20 pages"):
+        bring(corpus(hub_source()), tmp_path / "work")
+    assert len(server.answered) == 20
+
+
+def test_an_endpoint_that_is_none_is_not_repeated(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "hub://user:verysecret@host")
+    with pytest.raises(InputError, match="HF_ENDPOINT is no address") as fault:
+        bring(corpus(hub_source()), tmp_path / "work")
+    assert "secret" not in str(fault.value)
 
 
 @pytest.mark.parametrize(

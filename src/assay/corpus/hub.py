@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from assay import __version__
 from assay.errors import DataError, InputError, Refused
@@ -23,6 +23,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)((?:/[^/]+)*)/?")
 _MODEL = re.compile(r"hf://((?!datasets/)[\w.-]+/[\w.-]+)/?")
 _ANSWER = 256 << 20  # bytes of a listing's page or another answer at most
+_PAGES = 10_000  # of a listing at most: the hub has up to 1,000 files on each
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,23 @@ def files(repository: Repository, revision: str, policy: Policy) -> list[Stated]
     """
     url: str | None = f"{_endpoint()}/api/{repository.kind}/{repository.name}/tree/{revision}?recursive=true"
     what, found = f"{repository.address} at {revision}", list[Stated]()
+    first, pages = url, 0
     while url is not None:
+        # The token goes with every page: to none but the hub's own, and not for ever.
+        if _origin(url) != _origin(first) or pages == _PAGES:
+            raise DataError(f"{what}: the hub's list of files goes on at another server or after {_PAGES:,} pages; "
+                            "check HF_ENDPOINT")  # fmt: skip
+        pages += 1
 
         def page(left: float, url: str = url) -> tuple[Any, str | None]:
             return _json(url, repository.address, revision, left)
 
-        answer, url = persist(f"the list of files of {what}", page, policy)
+        answer, following = persist(f"the list of files of {what}", page, policy)
         try:
             found += [_stated(entry) for entry in answer if entry["type"] == "file"]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError(f"{what}: the hub's answer is no list of files; check HF_ENDPOINT") from None
+        url = None if following is None else _joined(url, following)
     return found
 
 
@@ -115,6 +123,23 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Scheme, and host with port, which tell whose server an address is of."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # HF_ENDPOINT is no address, which the request will say
+        return "", ""
+    return parts.scheme, parts.netloc.rpartition("@")[2].lower()
+
+
+def _joined(url: str, following: str) -> str:
+    """The address of a next page; an empty one, which is nobody's, for what is none."""
+    try:
+        return urljoin(url, following)
+    except ValueError:
+        return ""
 
 
 def _stated(entry: dict[str, Any]) -> Stated:
@@ -160,9 +185,7 @@ def _answer(url: str, what: str, revision: str, left: float, headers: dict[str, 
     except httpx2.TimeoutException:
         raise Transient("timed out") from None
     except httpx2.UnsupportedProtocol:
-        raise InputError(
-            f"HF_ENDPOINT is {_endpoint()!r}; an address such as https://huggingface.co is expected"
-        ) from None
+        raise InputError("HF_ENDPOINT is no address such as https://huggingface.co; correct or unset it") from None
     except httpx2.RemoteProtocolError:
         raise Transient("the connection broke off") from None
     except (httpx2.RequestError, httpx2.InvalidURL) as fault:
