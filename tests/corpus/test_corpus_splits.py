@@ -57,6 +57,24 @@ def test_patterns_stay_in_their_folder_unless_they_say_otherwise(pattern: str, f
     assert [name for name in NAMES if matches(pattern, name)] == found
 
 
+@given(st.text(st.sampled_from("ab/*?"), max_size=9), st.text(st.sampled_from("ab/"), max_size=9))
+def test_patterns_mean_what_their_regular_expressions_mean(pattern: str, name: str) -> None:
+    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    tokens = re.findall(r"\*\*/|\*\*|.", pattern)
+    assert matches(pattern, name) == bool(re.fullmatch("".join(known.get(each, each) for each in tokens), name))
+
+
+@pytest.mark.parametrize("pattern", ["**/" * 300 + "x", "*" * 999 + "x", "**/*a" * 150 + "b", "*a" * 300 + "**/b"])
+def test_no_pattern_takes_for_ever(pattern: str) -> None:
+    assert not matches(pattern, "a/" * 100 + "a" * 99 + "/c")
+
+
+@pytest.mark.parametrize("pattern", ["data/[z-a]*", "x" * 1001])
+def test_what_is_no_pattern_is_one_sentence(pattern: str) -> None:
+    with pytest.raises(DataError, match=r"README.md .*; name another revision"):
+        names(f"- data_files: '{pattern}'\n")
+
+
 @given(st.lists(st.text(st.sampled_from("ab.-_0(+ ż"), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_a_name_matches_itself_and_what_its_folder_holds(parts: list[str]) -> None:
     name = "/".join(parts)

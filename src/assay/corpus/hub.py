@@ -83,9 +83,10 @@ def files(repository: Repository, revision: str, policy: Policy) -> list[Stated]
 
     Raises DataError (no such repository or commit, an answer that is no listing), Refused (no access), Interrupted.
     """
-    url: str | None = f"{_endpoint()}/api/{repository.kind}/{repository.name}/tree/{revision}?recursive=true"
+    first = f"{_endpoint()}/api/{repository.kind}/{repository.name}/tree/{revision}?recursive=true"
     what, found = f"{repository.address} at {revision}", list[Stated]()
-    first, pages = url, 0
+    url: str | None = first
+    pages = 0
     while url is not None:
         # The token goes with every page: to none but the hub's own, and not for ever.
         if _origin(url) != _origin(first) or pages == _PAGES:

@@ -8,7 +8,9 @@ known.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from assay.corpus.description import Source
@@ -16,6 +18,8 @@ from assay.errors import DataError, InputError
 from assay.recipe.load import parse_yaml
 
 _SHOWN = 20
+_LONGEST = 1_000  # letters of a pattern
+_HIDDEN = re.compile(r"(^|/)(\.|__)")
 
 
 def chosen(source: Source, where: str, readme: bytes, names: Sequence[str]) -> list[str]:
@@ -44,7 +48,14 @@ def chosen(source: Source, where: str, readme: bytes, names: Sequence[str]) -> l
     taken = set[str]()
     for pattern in patterns:
         whole = "/".join(part for part in (base, pattern.strip("/")) if part not in ("", "."))
-        found = {name for name in names if matches(whole, name)}
+        if len(whole) > _LONGEST:
+            raise DataError(f"{where}: a pattern of its README.md has {len(whole):,} letters; name another revision")
+        try:
+            found = {name for name in names if matches(whole, name)}
+        except ValueError as fault:
+            raise DataError(
+                f"{where}: {whole!r} of its README.md is no pattern: {fault}; name another revision"
+            ) from None
         if not found:
             raise DataError(f"source {source.name!r}: {where}: no file matches {whole!r} of its README.md")
         taken |= found
@@ -52,28 +63,74 @@ def chosen(source: Source, where: str, readme: bytes, names: Sequence[str]) -> l
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a path matches; hidden parts (`.x`, `__x`) only where the pattern has such parts itself."""
-    hidden = re.compile(r"(^|/)(\.|__)")
-    if hidden.search(name) and not hidden.search(pattern):
+    """Whether a path matches; hidden parts (`.x`, `__x`) only where the pattern has such parts itself.
+
+    Time: the product of the two lengths at most, for a stranger wrote the pattern. ValueError for one that is none.
+    """
+    if _HIDDEN.search(name) and not _HIDDEN.search(pattern):
         return False
-    return re.fullmatch(_expression(pattern), name) is not None
+    steps = _steps(pattern)
+    states = _reached(steps, {0})
+    for letter in name:
+        taken = {at if steps[at].loops else at + 1 for at in states if at < len(steps) and steps[at].takes(letter)}
+        states = _reached(steps, taken)
+        if not states:
+            return False
+    return len(steps) in states
 
 
-def _expression(pattern: str) -> str:
-    """A glob as a regular expression: `**/` any folders, `**` anything, `*` and `?` not across folders, `[…]` a set."""
-    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]/]*\])", pattern)
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+@dataclass(frozen=True)
+class _Step:
+    """A place in a pattern: it takes a letter and is left, or `loops`; one that `skips` may be passed with the next."""
 
-    def one(token: str) -> str:
-        if token in known:
-            return known[token]
-        if len(token) > 2 and token[0] == "[" and token[-1] == "]":
-            inner = token[1:-1]
-            negated, rest = inner[0] in "!^", re.sub(r"([\\\[\]&~|^])", r"\\\1", inner.lstrip("!^"))
-            return f"[{'^' if negated else ''}{rest}]"
-        return re.escape(token)
+    takes: Callable[[str], bool]
+    loops: bool = False
+    skips: bool = False
 
-    return "".join(map(one, tokens))
+
+@lru_cache(maxsize=64)
+def _steps(pattern: str) -> list[_Step]:
+    """A glob: `**/` any folders, `**` anything, `*` and `?` not across folders, `[…]` a set."""
+    steps: list[_Step] = []
+    for part in re.findall(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]/]*\]|.", pattern, re.DOTALL):
+        if part == "**/":
+            steps += [_Step(lambda letter: True, loops=True, skips=True), _Step("/".__eq__)]
+        elif part == "**":
+            steps.append(_Step(lambda letter: True, loops=True))
+        elif part in "*?":
+            steps.append(_Step("/".__ne__, loops=part == "*"))
+        elif len(part) > 2:
+            steps.append(_Step(_set(part[1:-1])))
+        else:
+            steps += [_Step(letter.__eq__) for letter in part]
+    return steps
+
+
+def _reached(steps: list[_Step], states: set[int]) -> set[int]:
+    """The states and all that are reached from them for nothing."""
+    waiting = list(states)
+    while waiting:
+        at = waiting.pop()
+        step = steps[at] if at < len(steps) else None
+        free = [] if step is None else [at + 1] * step.loops + [at + 2] * step.skips
+        new = [each for each in free if each not in states]
+        states.update(new)
+        waiting += new
+    return states
+
+
+def _set(inner: str) -> Callable[[str], bool]:
+    """The letters of `[inner]`, with ranges such as a-z; `!` or `^` in front: all others."""
+    negated = inner[0] in "!^" and len(inner) > 1
+    rest, ranges = inner[1:] if negated else inner, list[tuple[str, str]]()
+    while rest:
+        wide = len(rest) > 2 and rest[1] == "-"
+        low, high = rest[0], rest[2 if wide else 0]
+        if low > high:
+            raise ValueError(f"the range {low}-{high} is the wrong way round")
+        ranges.append((low, high))
+        rest = rest[3 if wide else 1 :]
+    return lambda letter: negated != any(low <= letter <= high for low, high in ranges)
 
 
 def _configs(where: str, readme: bytes) -> list[dict[str, Any]]:
