@@ -200,6 +200,8 @@ def test_changed_bytes_are_refused(tmp_path: Path, name: str) -> None:
         ("parameters", {"bands": 16}, "exactly"),
         ("parameters", {**method(Parameters())["parameters"], "bands": "x"}, "no number"),
         ("parameters", {**method(Parameters())["parameters"], "rows": 0}, "at least 1"),
+        ("parameters", {**method(Parameters())["parameters"], "bands": 10**9}, "bands is 1000000000, .* at most 256"),
+        ("parameters", {**method(Parameters())["parameters"], "shingle": 10**9}, "at most 100"),
     ],
 )
 def test_an_index_of_another_making_is_refused(tmp_path: Path, key: str, value: object, told: str) -> None:

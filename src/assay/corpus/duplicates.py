@@ -52,9 +52,11 @@ class Parameters:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("shingle", "bands", "rows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"near duplicates: {name} is {getattr(self, name)}, at least 1 is expected")
+        for name, most in (("shingle", 100), ("bands", 256), ("rows", 64)):  # as in a description
+            if not 1 <= getattr(self, name) <= most:
+                raise InputError(
+                    f"near duplicates: {name} is {getattr(self, name)}, at least 1 and at most {most} is expected"
+                )
         if not 0 < self.threshold <= 1:
             raise InputError(f"near duplicates: threshold is {self.threshold}; above 0 and at most 1 is expected")
         if not 0 <= self.seed < 1 << 64:
