@@ -116,6 +116,7 @@ def _faults(case: Case, recipe: Recipe, found: dict[int, list[Term]], receipt: R
     if fault is not None:
         yield fault
     yield from _value_faults(amendment, old, new, body["step"], receipt)
+    yield from _cadence_and_code_faults(amendment, segment, receipt)
     if amendment.changes.code not in (None, code):
         yield differ("the segment", "code", amendment.changes.code, code)
 
@@ -128,6 +129,9 @@ def _value_faults(amendment: Amendment, old: Recipe, new: Recipe, step: int, rec
         "changes": amendment.changes.record(),
         "updates_old": old.schedule.updates,
         "updates_new": new.schedule.updates,
+        "decay_old": old.schedule.decay,
+        "decay_new": new.schedule.decay,
+        "decay_allowed": old.schedule.intent is not None and new.schedule.intent is None,
         "decay_start_old": decay_start(old.schedule),
         "decay_start_new": decay_start(new.schedule),
         "rates_before": _text(old, step),
@@ -141,6 +145,28 @@ def _value_faults(amendment: Amendment, old: Recipe, new: Recipe, step: int, rec
     after = _text(new, step)
     if after is not None and running.get("rates") != sorted(set(after.values())):
         yield differ("the running process", "rates", sorted(set(after.values())), running.get("rates"))
+
+
+def _cadence_and_code_faults(amendment: Amendment, segment: Segment, receipt: Receipt) -> Iterator[str]:
+    """Cadence and code beside those of the segment: its recipe may give another cadence until one is adopted."""
+    body, code = receipt.body, segment.body["code"].get("sha256")
+    running = body.get("running")
+    running = running if isinstance(running, dict) else {}
+    checkpoint = segment.body["resolved"].get("checkpoint")
+    every = checkpoint.get("every") if isinstance(checkpoint, dict) else None
+    for earlier in segment.adopted:
+        if earlier.seq < receipt.seq:
+            every = earlier.body["changes"].get("checkpoint_every", every)
+    new = every if amendment.changes.checkpoint_every is None else amendment.changes.checkpoint_every
+    for place, found, key, wanted in (
+        ("the receipt", body, "checkpoint_every_old", every),
+        ("the receipt", body, "checkpoint_every_new", new),
+        ("the receipt", body, "code_new", amendment.changes.code),
+        ("the running process", running, "checkpoint_every", new),
+        ("the running process", running, "code", code),
+    ):
+        if found.get(key) != wanted:
+            yield differ(place, key, wanted, found.get(key))
 
 
 def _text(recipe: Recipe, step: int) -> dict[str, str] | None:
