@@ -21,6 +21,7 @@ from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge
 from assay.release.claims_amendments import expected_code
+from assay.run.amendments import course
 from assay.run.history import OPENING, Saved, Segment, gather
 
 LEDGER, RECIPE, START = "ledger", "recipe", "start"
@@ -262,7 +263,11 @@ def _same(one: dict[str, Any], other: dict[str, Any], key: str) -> bool:
 
 
 def segments_recipe_claim(case: Case, recipe: Recipe) -> Claim:
-    """Every segment trained the same recipe: its digest, and the resolved learning keys in its receipt."""
+    """Every segment began with the run's recipe, and trained it, or what receipts of adoption made of it.
+
+    A start states the run's own recipe: its digest, and the resolved learning keys. The recipes in force follow from
+    it and the adoptions of the segment's line; `amendments_claim` tests those, `checkpoint_claim` the checkpoints' own.
+    """
     stated = case.history.created.body["recipe"]
     learning = _exact(recipes.learning(recipe))
     faults = []
@@ -274,14 +279,16 @@ def segments_recipe_claim(case: Case, recipe: Recipe) -> Claim:
             found = segment.body["resolved"].get(key)
             if not _holds(found, value):
                 faults.append(differ(where, f"resolved.{key}", json.dumps(value)[:120], json.dumps(found)[:120]))
-    amended = case.history.kinds.get("amendment.adopted")
-    return judge(
-        RECIPE,
-        "one recipe in all segments",
-        faults,
-        f"{counted(len(case.history.segments), 'segment')} with the digest and learning keys of recipe.json",
-        f"{counted(amended, 'adopted amendment')}: this version does not re-derive them" if amended else None,
-    )
+    evidence = f"{counted(len(case.history.segments), 'segment')} with the digest and learning keys of recipe.json"
+    try:
+        found = course(recipe, case.history)
+    except AssayError as fault:
+        faults.append(f"the recipes in force do not follow from the adoptions: {fault}")
+    else:
+        others = {recipes.digest(term.recipe) for terms in found.values() for term in terms} - {stated}
+        if others:
+            evidence += f"; adoptions make of it {', '.join(sorted(others))}"
+    return judge(RECIPE, "one recipe in all segments", faults, evidence)
 
 
 def _holds(found: Any, wanted: Any) -> bool:
