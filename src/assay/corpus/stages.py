@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from assay.files.reading import inside
 VALIDATION = "validation"
 KEPT, LEFT, INDEX, IDS = "documents.parquet", "rejected.parquet", "tokens.parquet", "ids.bin"
 FINDINGS = "findings.parquet"
+_NAMED = 512  # names of documents in memory at a time
 
 
 def part_names(corpus: Corpus) -> list[str]:
@@ -198,25 +201,28 @@ def exact_duplicates(
     told(int(starts[-1]) // 2)  # the other half is writing
     doubled = (first_name != own) | (first_text != own)
     wanted = np.unique(np.concatenate([first_name[first_name != own], first_text[first_text != own]]))
-    known = _names(corpus, pieces, standing.cleaned, starts, wanted)
     columns = ["number", "id", "file", "position"]
-    for piece in pieces:
-        begin, end = int(starts[piece.number]), int(starts[piece.number + 1])
-        at = np.flatnonzero(doubled[begin:end]) + begin
-        source = corpus.sources[piece.source].name
-        rows = work.column(standing.cleaned.opened(piece.number, KEPT), columns).take(at - begin).to_pylist()
-        leaving = []
-        for index, row in zip(at.tolist(), rows, strict=True):
-            if first_name[index] != index:
-                reason, evidence = "repeated_id", f"same id as {known[int(first_name[index])]}"
-            else:
-                reason, evidence = "exact_duplicate", f"same text as {known[int(first_text[index])]}"
-            leaving.append(rejected_row(row, source, "duplicates", reason, evidence))
-        leave(stage, piece, leaving)
-        told((int(starts[-1]) + end) // 2)
+    with _names(corpus, pieces, standing.cleaned, starts, wanted) as name:
+
+        def leaving(piece: Piece) -> Iterator[dict[str, Any]]:
+            begin, end = int(starts[piece.number]), int(starts[piece.number + 1])
+            at = np.flatnonzero(doubled[begin:end]) + begin
+            source = corpus.sources[piece.source].name
+            table = work.column(standing.cleaned.opened(piece.number, KEPT), columns).take(at - begin)
+            rows = (row for batch in table.to_batches(_NAMED) for row in batch.to_pylist())
+            for index, row in zip(at.tolist(), rows, strict=True):
+                if first_name[index] != index:
+                    reason, evidence = "repeated_id", f"same id as {name(int(first_name[index]))}"
+                else:
+                    reason, evidence = "exact_duplicate", f"same text as {name(int(first_text[index]))}"
+                yield rejected_row(row, source, "duplicates", reason, evidence)
+
+        for piece in pieces:
+            leave(stage, piece, leaving(piece))
+            told((int(starts[-1]) + int(starts[piece.number + 1])) // 2)
 
 
-def leave(stage: Stage, piece: Piece, leaving: list[dict[str, Any]]) -> None:
+def leave(stage: Stage, piece: Piece, leaving: Iterable[dict[str, Any]]) -> None:
     """Make a piece of a stage that lets these documents go."""
 
     def write(place: Callable[[str], Path]) -> dict[str, Any]:
@@ -240,20 +246,36 @@ def _digests(pieces: list[Piece], cleaned: Stage, name: str, starts: NDArray[np.
     return values
 
 
+@contextmanager
 def _names(
     corpus: Corpus, pieces: list[Piece], cleaned: Stage, starts: NDArray[np.int64], wanted: NDArray[np.int64]
-) -> dict[int, str]:
-    """How to call the documents at these places of the corpus."""
-    known = dict[int, str]()
-    for piece in pieces:
-        begin, end = int(starts[piece.number]), int(starts[piece.number + 1])
-        here = wanted[(wanted >= begin) & (wanted < end)]
-        if len(here):
-            table = work.column(cleaned.opened(piece.number, KEPT), ["id", "position"]).take(here - begin)
+) -> Iterator[Callable[[int], str]]:
+    """How to call the documents at these places of the corpus, `wanted` ascending.
+
+    The names wait in a file of the work folder: of each only where it ends is held, 8 bytes.
+    """
+    ends, reached = np.zeros(len(wanted) + 1, dtype=np.int64), 0
+    with TemporaryFile(dir=cleaned.folder) as file:
+        for piece in pieces:
+            begin, end = int(starts[piece.number]), int(starts[piece.number + 1])
+            first, last = np.searchsorted(wanted, (begin, end)).tolist()
+            if first == last:
+                continue
             source = corpus.sources[piece.source].name
-            for index, row in zip(here.tolist(), table.to_pylist(), strict=True):
-                known[index] = f"{source}: {row['id']} at {row['position']}"
-    return known
+            table = work.column(cleaned.opened(piece.number, KEPT), ["id", "position"]).take(wanted[first:last] - begin)
+            at = first
+            for batch in table.to_batches(_NAMED):
+                for row in batch.to_pylist():
+                    reached += file.write(f"{source}: {row['id']} at {row['position']}".encode())
+                    at += 1
+                    ends[at] = reached
+
+        def name(index: int) -> str:
+            at = int(np.searchsorted(wanted, index))
+            file.seek(int(ends[at]))
+            return file.read(int(ends[at + 1] - ends[at])).decode()
+
+        yield name
 
 
 # --- decontamination
