@@ -20,8 +20,8 @@ from assay.run.history import history
 from assay.run.status import status
 
 
-def append(project: Project, updates: int, epochs: int) -> None:
-    """A third slot on a shard of its own."""
+def append(project: Project, updates: int, epochs: int, lacking: Path | None = None) -> None:
+    """A third slot on a shard of its own, whose tokens lie at `lacking` by then."""
     place = project.path / "data" / "train-2"
     if not place.exists():
         shard(place, 44, 2)
@@ -29,6 +29,8 @@ def append(project: Project, updates: int, epochs: int) -> None:
     queue = queues.load(path)
     parts = queues.parts_of(queue, open_shard(place))
     line = queues.propose(queue, global_batch=GLOBAL_BATCH, updates=updates, epochs=epochs, parts=parts)
+    if lacking is not None:
+        (place / "tokens.bin").rename(lacking)
     queues.append(path, line, global_batch=GLOBAL_BATCH)
 
 
@@ -56,6 +58,7 @@ def test_exhaustion_is_exit_4_and_an_appended_slot_continues_as_if_it_had_been_t
 
 
 def test_a_waiting_run_takes_up_the_slot_that_is_appended(tmp_path: Path) -> None:
+    away, told = tmp_path / "away", list[str]()
     project, run = Project(tmp_path / "project"), tmp_path / "run"
     recipe = project.recipe(
         schedule__updates=30,
@@ -71,8 +74,14 @@ def test_a_waiting_run_takes_up_the_slot_that_is_appended(tmp_path: Path) -> Non
     with process.stderr:
         for line in process.stderr:
             if line.startswith("waiting for the data of slot 2"):
-                append(project, 6, 1)
+                told.append(line)
+                if len(told) == 1:
+                    append(project, 6, 1, away)
+                else:
+                    away.rename(project.path / "data" / "train-2" / "tokens.bin")
         assert process.wait(120) == 0
+    assert len(told) == 2
+    assert "train-2/tokens.bin" in told[1], "what keeps it from going on is told, once"
     outcome = json.loads((run / "outcome.json").read_text())
     assert (outcome["code"], outcome["step"]) == (0, 30)
 

@@ -319,27 +319,27 @@ def _compare(trainer: Trainer, line: dict[str, Any]) -> None:
 
 def _next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
     """The queue's end is reached: take up slots appended since, or save and stop, or wait for them."""
-    ranks, told = trainer.ranks, False
+    ranks, told = trainer.ranks, list[str]()
     _save_full(trainer, saved_steps)  # whatever the queue holds now, what is done is not lost
     while True:
-        slots = ranks.lead(lambda: _appended(trainer))
+        slots = ranks.lead(lambda: _appended(trainer, told))
         if slots is not None:
             if not ranks.first:
                 trainer.batches = _batches(trainer, first_slots(queues.load(trainer.batches.queue.path), slots))
             return
-        if ranks.first and not told:
-            queue = trainer.batches.queue
-            trainer.tell(f"waiting for the data of slot {len(queue.slots)} of {queue.path} (data.when_missing: wait)")
-            told = True
         cause = ranks.lead(lambda: trainer.watch.cause(trainer.ledger))
         if cause is not None:
             _interrupt(trainer, saved_steps, cause)
         time.sleep(1.0)
 
 
-def _appended(trainer: Trainer) -> int | None:
-    """Rank 0: the number of slots once there are more than before, already taken up here; None: wait for them."""
+def _appended(trainer: Trainer, told: list[str]) -> int | None:
+    """Rank 0: the number of slots once there are more than before, already taken up here; None: wait for them.
+
+    What is waited for is told when it is another thing than the last of `told`: waiting may never mend a fault.
+    """
     old, wait = trainer.batches.queue, trainer.recipe.data.when_missing == "wait"
+    why = f"waiting for the data of slot {len(old.slots)} of {old.path} (data.when_missing: wait)"
     queue = queues.load(old.path)
     if queue.prefix_bytes(len(old.slots)) != old.content:
         raise DataError(f"{queue.path}: the slots that were consumed have other bytes now; restore the queue")
@@ -351,11 +351,15 @@ def _appended(trainer: Trainer) -> int | None:
         try:
             trainer.batches = _batches(trainer, queue)
             return len(queue.slots)
-        except DataError:
+        except DataError as fault:
             if not wait:
                 raise
+            why += f"; {fault}"
     elif not wait:
         queue.slot_of(trainer.started.position.step)  # raises with the exact shortfall
+    if why not in told[-1:]:
+        told.append(why)
+        trainer.tell(why)
     return None
 
 
