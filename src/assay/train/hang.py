@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from assay.errors import MachineError
 
 TIMES_MEDIAN = 10
 LOOK_SECONDS = 0.5
+LAST_WORDS_SECONDS = 5.0  # below the time that the parent gives the other ranks after one is gone
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,33 @@ class HangWatch:
                     os._exit(MachineError.code)
 
     def _leave(self, words: str) -> None:
-        """Tracebacks of all threads and, where there is one, NCCL's record; then the end."""
+        """Tracebacks of all threads and, where there is one, NCCL's record; then the end, whatever fails before it."""
+        # A file system may hang as well as a device: the last words have a bound of their own.
+        last = threading.Timer(LAST_WORDS_SECONDS, os._exit, (MachineError.code,))
+        last.daemon = True
+        try:
+            last.start()
+            place = self._tracebacks(words)
+            with suppress(OSError):
+                self._tell(f"{words}: tracebacks of all threads are in {place} of the segment's logs")
+            with suppress(OSError, RuntimeError):  # the latter: of the library, about the device that hangs
+                self._nccl()
+        finally:
+            os._exit(MachineError.code)
+
+    def _tracebacks(self, words: str) -> str:
+        """Write them into a file of the logs, or to standard error where that cannot be; the name of the file."""
         place = self._folder / f"rank-{self._rank}.hang"
-        with place.open("w") as file:
-            print(words, file=file, flush=True)
-            faulthandler.dump_traceback(file, all_threads=True)
+        try:
+            with place.open("w") as file:
+                print(words, file=file, flush=True)
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError:
+            faulthandler.dump_traceback(2, all_threads=True)
+            return f"rank-{self._rank}.log"
+        return place.name
+
+    def _nccl(self) -> None:
         record = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_nccl_trace_json", None)
         if torch.cuda.is_available() and record is not None:
             self._folder.joinpath(f"rank-{self._rank}.nccl.json").write_bytes(record())
-        self._tell(f"{words}: tracebacks of all threads are in {place.name} of the segment's logs")
-        os._exit(MachineError.code)
