@@ -61,6 +61,8 @@ def test_it_verifies(guarded: Path) -> None:
         ({"expected": []}, "beside what was expected"),
         ({"tolerance": "much"}, "no number"),
         ({"allocation": {"hosts": [], "devices": []}}, "another host"),
+        ({"allocation": {"promise": {}, "engine": "replicated"}}, "another promise"),
+        ({"allocation": {"engine": "fsdp"}}, "another engine"),
     ],
 )
 def test_what_was_changed_in_its_receipt_is_found(run: Path, values: dict[str, object], words: str) -> None:

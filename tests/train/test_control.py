@@ -149,8 +149,17 @@ def test_training_demands_it_once_on_each_allocation(made: Project, tmp_path: Pa
     first, second = controls(run)
     assert first["allocation"]["hosts"] != second["allocation"]["hosts"]
     assert first["found"] == second["found"] == first["expected"]
+    for number, changed in enumerate(({"recompute": True}, {"recompute": True, "engine": "fsdp"}), 3):
+        choice = made.recipe(f"choice{number}", batch={"micro": 2, "accumulation": 2, "lanes": 2},
+                             schedule__updates=12, control={"path": "control", "required": True},
+                             runtime={"device": "cpu", **changed})  # fmt: skip
+        assert drive(choice, tmp_path / "run", resume=True, until=str(number + 2)) == 0
+        assert len(controls(run)) == number, f"{changed} is other arithmetic"
     assert drive(plain, other, until="4") == 0
-    states = [history(one / "ledger.jsonl").saved[-1].state_sha256 for one in (run, other)]
+    states = [
+        next(item.state_sha256 for item in history(one / "ledger.jsonl").saved if item.step == 4)
+        for one in (run, other)
+    ]
     assert states[0] == states[1], "the control leaves no trace in the run"
 
 

@@ -83,6 +83,10 @@ def _segment_faults(segment: Segment, control: Receipt | None) -> Iterator[str]:
     allocation = allocation if isinstance(allocation, dict) else {}
     if segment.body.get("host") not in (allocation.get("hosts") or []):
         yield f"{where}, but that of receipt {control.seq} ran on another host"
-    devices = segment.body["numerics"].get("devices")
+    numerics = segment.body["numerics"]
+    for key in ("promise", "engine"):
+        if numerics.get(key) != allocation.get(key):
+            yield f"{where}, but that of receipt {control.seq} ran with another {key}"
+    devices = numerics.get("devices")
     if isinstance(devices, list) and sorted(devices) != allocation.get("devices"):
         yield f"{where}, but that of receipt {control.seq} ran on other devices"

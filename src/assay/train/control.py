@@ -209,10 +209,16 @@ def _difference(found: Update, expected: Update) -> float:
     return max(abs(found.loss - expected.loss), norm)
 
 
-def allocation(run: RunFolder, ranks: Ranks, device: torch.device) -> dict[str, Any]:
-    """What makes an allocation this one and no other: hosts and devices, salted, driver and versions."""
-    described = numerics.describe(run, run.recipe(), device, [""])
+def allocation(run: RunFolder, recipe: Recipe, ranks: Ranks, device: torch.device) -> dict[str, Any]:
+    """What makes an allocation this one and no other: hosts and devices, salted, driver, versions and arithmetic.
+
+    `recipe` is the one that is trained with: what another compile, recomputation, determinism, number of threads or
+    engine computes was not tried by a control under these.
+    """
+    described = numerics.describe(run, recipe, device, [""])
     return {
+        "promise": described["promise"],
+        "engine": described["engine"],
         "hosts": sorted(set(ranks.collect(salted(run, platform.node())))),
         "devices": sorted(ranks.collect(numerics.identity(run, device))),
         "device_kind": described["promise"]["device_kind"],
@@ -234,7 +240,7 @@ def demand(
     where = place(recipe, folder)
     if where is None:
         return
-    control, here = read_control(where), allocation(run, ranks, device)
+    control, here = read_control(where), allocation(run, recipe, ranks, device)
     if ranks.lead(lambda: passed(history(run.ledger), control.sha256, here)):
         return
     outcome = check(control, recipe.runtime, recipe.control.tolerance, ranks, device)
