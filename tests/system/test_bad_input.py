@@ -154,6 +154,8 @@ def test_the_sound_project_passes_what_the_spoilt_one_fails(project: Path) -> No
     (("train", "recipe.yaml", "--run", "new", "--start", "resume"), 3, False),
     (("train", "recipe.yaml", "--run", "new", "--start", "again"), 2, False),
     (("train", "recipe.yaml", "--run", "new", "--until", "²"), 2, False),
+    (("train", "recipe.yaml", "--run", "new", "--hang-after", "0"), 2, False),
+    (("train", "recipe.yaml", "--run", "new", "--hang-after", "nan"), 2, False),
     (("train", "recipe.yaml", "--run", "new", "--from-step", "3"), 2, False),
     (("release", "run"), 3, True), (("verify", "nowhere"), 2, True), (("data", "verify", "nowhere"), 2, True),
     (("evaluate", "run", "--step", "5"), 4, True), (("export", "run", "data"), 2, True),

@@ -10,6 +10,7 @@ from pathlib import Path
 # Each case is a fork, so that torch is imported once; a watch that died instead of ending it answers 1.
 SCRIPT = """
 import json, os, sys, threading
+from contextlib import suppress
 from pathlib import Path
 from assay.train.hang import Bounds, HangWatch
 
@@ -24,6 +25,8 @@ for folder, how in ((sys.argv[1], tell), (sys.argv[1] + "/missing", tell), (__fi
     if not child:
         watch = HangWatch(Bounds(0, 0), Path(folder), 3, lambda: False, how)
         watch.begin(compiling=False)
+        with suppress(KeyError), watch.pause():
+            raise KeyError("what has no bound may fail: the watch goes on")
         threading.Event().wait(20)
         os._exit(1)
     codes[f"{folder} {how.__name__}"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

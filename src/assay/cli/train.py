@@ -5,6 +5,7 @@ Pre-flight comes before anything is written; the start mode is decided here and 
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,6 +56,8 @@ def train(
         raise InputError(f"--start is {start!r}; new, resume or auto is expected")
     if until is not None and until != "slot-end" and not (until.isascii() and until.isdigit()):
         raise InputError(f"--until is {until!r}; a step or slot-end is expected")
+    if not 1 <= hang_after < math.inf:
+        raise InputError(f"--hang-after is {hang_after:g}; a number of seconds from 1 on is expected")
     if from_step is not None and start == "new":
         raise InputError("--from-step goes with --start resume: it names the checkpoint to go on from")
     folder = RunFolder(run)

@@ -65,8 +65,10 @@ class HangWatch:
     def pause(self) -> Iterator[None]:
         """What may take any time: hashing a slot, waiting for data."""
         before, self._since = self._since, None
-        yield
-        self._since = None if before is None else time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None if before is None else time.monotonic()
 
     def _look(self) -> None:
         while True:
