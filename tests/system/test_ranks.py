@@ -219,6 +219,24 @@ def test_a_rank_that_stands_still_is_a_hang_with_tracebacks(whole: tuple[Path, P
     assert outcome(run)["code"] == 71
 
 
+def test_a_rank_that_never_arrives_is_a_hang_too(whole: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe, _ = whole
+    run = tmp_path / "run"
+    hanging = Started(recipe, run, 2, "--hang-after", "1")
+    assert hanging.process.stderr is not None
+    assert "PRE-FLIGHT OK" in next(line for line in hanging.process.stderr if "PRE-FLIGHT" in line)
+    while len(ranks := hanging.ranks()) < 2:
+        pass
+    os.kill(ranks[1], signal.SIGSTOP)
+    assert hanging.ended() == 71, hanging.output
+    wait_until_gone(ranks)
+    assert "rank 0 hangs: no update for" in hanging.output
+    assert "join" in (run / "logs" / "segment-01" / "rank-0.hang").read_text()
+    (failed,) = [receipt for receipt in read(run / "ledger.jsonl") if receipt.kind == "failed"]
+    assert (failed.body["code"], failed.body["before_start"]) == (71, True)
+    assert outcome(run)["code"] == 71
+
+
 def test_a_fault_of_rank_0_alone_ends_all_with_its_code(whole: tuple[Path, Path], tmp_path: Path) -> None:
     """A ledger that another hand broke is seen by rank 0 alone: all leave with its code and one message."""
     recipe, _ = whole

@@ -130,11 +130,13 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
 def _follow(job: argparse.Namespace, place: Place) -> int:
     """A rank other than 0: train along, write nothing, and leave after rank 0 or with a word for it."""
     watch, ranks = Watch(place.parent), Ranks(place.rank, place.size)
+    run = RunFolder(job.run)
     try:
-        recipe = amending.own_recipe(RunFolder(job.run), recipes.load(job.recipe))
+        hang = _hang_watch(place, run, len(history(run.ledger).segments) + 1, watch)  # rank 0 opens it after `join`
+        recipe = amending.own_recipe(run, recipes.load(job.recipe))
         device = numerics.switch_on(recipe, place.local)
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
-        trainer, _ = _trainer(job, place, ranks, recipe, device, watch, None, None)
+        trainer, _ = _trainer(job, ranks, recipe, device, watch, hang, None, None)
         prepare(trainer)
         train(trainer, _until(job.until, trainer))
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
@@ -192,11 +194,11 @@ class Segment:
 
 def _trainer(
     job: argparse.Namespace,
-    place: Place,
     ranks: Ranks,
     recipe: Recipe,
     device: torch.device,
     watch: Watch,
+    hang: HangWatch | None,
     segment: Segment | None,
     told: History | None,
 ) -> tuple[Trainer, dict[str, Any]]:
@@ -211,13 +213,20 @@ def _trainer(
         slots = len(queues.load(path).slots)
         return {"segment": segment.number, "slots": slots, "threads": numerics.keep_threads(device, ranks.size, before)}
 
+    def goes_on() -> None:
+        if hang:
+            hang.begin(compiling=True)  # each part of the start has the long bound
+
+    goes_on()
     shared = ranks.lead(first)
     if not ranks.first:
         numerics.keep_threads(device, ranks.size, shared["threads"])
+    goes_on()
     control.demand(run, recipe, folder, ranks, device, segment.ledger if segment else None)
     queue = first_slots(queues.load(path), shared["slots"])
     roots = [folder / root for root in recipe.data.roots]
     batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
+    goes_on()
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
     facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
     promises = {one.number: one.body["numerics"]["promise"] for one in told.segments} if told else {}
@@ -235,7 +244,7 @@ def _trainer(
         validation=open_validation(recipe, folder),
         device=device,
         watch=watch,
-        hang=_hang_watch(place, run, shared["segment"], watch),
+        hang=hang,
         metrics=segment.metrics if segment else None,
         progress=progress,
         superseded=superseded(run, started.position.step) if segment else {},
@@ -246,25 +255,29 @@ def _trainer(
 
 
 def _hang_watch(place: Place, run: RunFolder, segment: int, watch: Watch) -> HangWatch | None:
+    """Watch from now on, with the long bound: a rank may be lost before the ranks have met."""
     if place.bounds is None:
         return None
     logs = run.logs(segment)
     logs.mkdir(parents=True, exist_ok=True)
 
     def tell(words: str) -> None:
-        _tell(f"assay: {words}")
         if place.meeting:
             leave_fault(place.meeting, Fault(place.rank, MachineError.code, f"rank {place.rank} hangs: {words}"))
+        _tell(f"assay: {words}")
 
-    return HangWatch(place.bounds, logs, place.rank, watch.orphaned, tell)
+    hang = HangWatch(place.bounds, logs, place.rank, watch.orphaned, tell)
+    hang.begin(compiling=True)
+    return hang
 
 
 def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watch, place: Place) -> int:
     """Rank 0: start, prove, record, train to the end; return exit code 0."""
     run, recipe, ledger = segment.run, segment.recipe, segment.ledger
+    hang = _hang_watch(place, run, segment.number, watch)
     device = numerics.switch_on(recipe, place.local)
     ranks = join(place.rank, place.size, place.local, device, place.meeting)
-    trainer, facts = _trainer(job, place, ranks, recipe, device, watch, segment, told)
+    trainer, facts = _trainer(job, ranks, recipe, device, watch, hang, segment, told)
     started = trainer.started
     _open(segment, started, facts, json.loads(job.command))
     segment.started = started
