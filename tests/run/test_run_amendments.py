@@ -80,7 +80,7 @@ def test_the_change_of_slayer_109_may_be_adopted_before_64000_and_not_there() ->
     whole = resolved(final)
     whole["schedule"] |= {"updates": 80_000, "intent": None}
     recipe, changes = from_resolved(whole, "1.09 before its amendment"), Changes(updates=120_000, checkpoint_every=200)
-    assert before_update(recipe, changes) == 64_000
+    assert before_update(recipe, changes, 29_800) == 64_000
     assert rule_fault(recipe, changes, 29_800) is None, "where it was adopted"
     assert rule_fault(recipe, changes, 63_999) is None
     assert "before 64000" in str(rule_fault(recipe, changes, 64_000))
@@ -94,10 +94,14 @@ def test_a_run_without_decay_may_still_move_it_where_it_stopped_and_nowhere_behi
     recipe = small(schedule__intent="no-decay")
     assert recipe.schedule.decay_at == 18
     for changes in (Changes(updates=40), Changes(decay="none"), Changes(decay="linear")):
+        assert before_update(recipe, changes, 18) == 19, "what people are told is what the rule does"
+        assert before_update(recipe, changes, 17) == 18
         assert rule_fault(recipe, changes, 18) is None
         assert rule_fault(recipe, changes, 19) is not None
     assert rule_fault(recipe, Changes(updates=20, allow_earlier_decay=True), 18) is not None
+    assert before_update(recipe, Changes(updates=20), 18) == 15
     assert rule_fault(small(), Changes(updates=40), 18) is not None
+    assert before_update(small(), Changes(updates=40), 18) == 18
 
 
 def test_whose_signature_is_demanded() -> None:
@@ -166,6 +170,25 @@ def test_an_approval_signed_on_a_copy_counts_and_cadence_needs_none(tmp_path: Pa
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [
         "step-000002", "step-000003", "step-000004",
     ]  # fmt: skip
+
+
+def test_a_proposal_whose_file_was_edited_is_neither_signed_nor_installed(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project", slots=((30, 6),))
+    recipe, run = project.recipe(trust={"operator": [new_key(tmp_path / "ola")]}), RunFolder(tmp_path / "run")
+    assert drive(recipe, run.path, until="2") == 0
+    propose(run, Changes(updates=40), "longer")
+    file = run.amendments / "a01.json"
+    whole = file.read_text()
+    file.write_text(whole.replace('"updates":40', '"updates":26'))
+    with pytest.raises(Refused, match="not the proposal that the ledger holds"):
+        approve(run, "a01", load_key(tmp_path / "ola"))
+    file.write_text(whole)
+    approve(run, "a01", load_key(tmp_path / "ola"))
+    file.write_text(whole.replace("longer", "shorter"))
+    with pytest.raises(Refused, match="not the proposal that the ledger holds"):
+        install(run, "a01")
+    file.unlink()
+    assert install(run, "a01")["state"] == "installed", "the ledger has it all"
 
 
 def test_an_amendment_proposed_for_another_schedule_is_refused(tmp_path: Path) -> None:

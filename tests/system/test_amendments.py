@@ -156,7 +156,7 @@ def test_past_the_boundary_nothing_is_proposed_and_the_reason_is_a_receipt(long:
 
 
 def test_a_run_without_decay_stops_is_extended_stops_again_and_decays_by_consent_of_its_reviewer(
-    long: Project, tmp_path: Path
+    long: Project, tmp_path: Path, assay: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     public = new_key(tmp_path / "anna")
     stranger = new_key(tmp_path / "eve")
@@ -184,7 +184,8 @@ def test_a_run_without_decay_stops_is_extended_stops_again_and_decays_by_consent
     assert status(folder)["saved"] == 30, "the new decay start"
     assert all(line["lr"] == 0.003 for line in metrics.read(folder.metrics) if line["update"] >= 3)
 
-    propose(folder, Changes(decay="linear"), "the money ends")
+    told = assay("amend", run, "--decay", "linear", "--reason", "the money ends")
+    assert (told.returncode, "too late" in told.stderr) == (0, False), told.stderr
     approve(folder, "a02", load_key(tmp_path / "anna"))
     install(folder, "a02")
     assert drive(recipe, run, resume=True) == 0

@@ -113,8 +113,7 @@ def _show(run: Path, curved: bool, outlook: Outlook) -> None:
             f"assay amend approve {run} {facts['amendment']} --key KEY, then " if role else "",
         )
         console.print(f"next: {sign}assay amend install {run} {name}", markup=False)
-        expected = facts["adoption_expected_at"]
-        if limit is not None and (expected is None or expected >= limit):
+        if not facts["in_time"]:
             show.note("the next full checkpoint comes too late for it; assay stop saves at once, a resume adopts")
 
 

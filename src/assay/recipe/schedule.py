@@ -123,6 +123,14 @@ def amendable_before(old: Schedule, new: Schedule) -> int | None:
     return min(starts, default=None)
 
 
+def stopped_at_decay(old: Schedule, new: Schedule, step: int) -> bool:
+    """True where a run with `intent: no-decay` stands, saved, at its decay start, and the change starts none earlier.
+
+    It has done no update of the decay: there, and nowhere behind, the change may still be adopted.
+    """
+    return old.intent is not None and step == old.decay_at and (new.decay_at is None or new.decay_at >= step)
+
+
 def amendment_fault(
     old: Schedule,
     new: Schedule,
@@ -144,7 +152,7 @@ def amendment_fault(
     if step >= new.updates:
         return f"schedule.updates {new.updates} is not above the step {step} of the run"
     before, after = old.decay_at, new.decay_at
-    stopped = old.intent is not None and step == before and (after is None or after >= step)
+    stopped = stopped_at_decay(old, new, step)
     limit = amendable_before(old, new)
     if limit is not None and step >= limit and not stopped:
         return f"it may be adopted only at a step before {limit}, and the run is at step {step}"

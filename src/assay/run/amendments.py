@@ -174,11 +174,15 @@ def values(recipe: Recipe, code: str | None) -> dict[str, Any]:
     }
 
 
-def before_update(recipe: Recipe, changes: Changes) -> int | None:
-    """The amendment may be adopted at a step below this number; None: at any."""
+def before_update(recipe: Recipe, changes: Changes, step: int) -> int | None:
+    """The amendment may be adopted at a step below this number; None: at any. `step` is where the run is.
+
+    A run that stands at the stop of `intent: no-decay` may still adopt it there.
+    """
     if not changes.schedule:
         return None
-    return schedules.amendable_before(recipe.schedule, amended_recipe(recipe, changes).schedule)
+    old, new = recipe.schedule, amended_recipe(recipe, changes).schedule
+    return step + 1 if schedules.stopped_at_decay(old, new, step) else schedules.amendable_before(old, new)
 
 
 def rule_fault(recipe: Recipe, changes: Changes, step: int) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from assay.errors import AssayError, InputError, Refused
 from assay.files.digest import PREFIX, canonical_exact
 from assay.files.publish import publish_file, publish_new
-from assay.files.reading import read_object
+from assay.files.reading import read_bytes, read_object
 from assay.ledger import signing
 from assay.ledger.keys import keyid, public_key
 from assay.ledger.ledger import now
@@ -81,7 +81,7 @@ def propose(run: RunFolder, changes: Changes, reason: str) -> Outlook:
     _refuse_no_change(old, code, changes)
     new = amended_recipe(old, changes)
     step, adopted_at = _steps(run, told, old)
-    limit, role = before_update(old, changes), demanded_role(base, changes)
+    limit, role = before_update(old, changes, step), demanded_role(base, changes)
     fault = rule_fault(old, changes, step)
     if fault is None and role is not None and not getattr(base.trust, role):
         fault = f"schedule.intent is no-decay, and the recipe names no {role} (trust.{role}) who could allow a decay"
@@ -95,6 +95,7 @@ def propose(run: RunFolder, changes: Changes, reason: str) -> Outlook:
         "reason": fault or reason,
         "approval": role,
         "adoption_expected_at": adopted_at,
+        "in_time": limit is None if adopted_at is None else rule_fault(old, changes, adopted_at) is None,
         "curves": [
             {"update": update, "before": before, "after": after} for update, before, after in curves.curves(old, new)
         ],
@@ -126,10 +127,12 @@ def propose(run: RunFolder, changes: Changes, reason: str) -> Outlook:
 def approve(run: RunFolder, name: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """Sign the proposal; the envelope lies in the run's folder and in the receipt `amendment.approved`.
 
-    Refused when the run's recipe names the key in no role that counts; InputError when it has signed before.
+    Refused when the run's recipe names the key in no role that counts, or the file that people read was edited;
+    InputError when the key has signed before.
     """
     told, base = _told(run)
     amendment = _named(run, told, name)
+    _refuse_edited(run, amendment)
     signer = public_key(key)
     demanded = demanded_role(base, amendment.changes)
     role = next(
@@ -156,12 +159,14 @@ def install(run: RunFolder, name: str) -> dict[str, Any]:
     """Hand an approved proposal to the trainer, which adopts it right after its next full checkpoint.
 
     Approvals that were signed elsewhere and lie as files in the run's folder are taken up first. Refused (exit 3)
-    without the demanded approval, and with the receipt `amendment.refused` when the rule forbids it by now.
+    without the demanded approval or when the proposal's file was edited, and with the receipt `amendment.refused`
+    when the rule forbids it by now.
     """
     told, base = _told(run)
     amendment = _named(run, told, name)
     if amendment.state not in ("proposed", "approved"):
         raise Refused(f"{name} of {run.path} is {amendment.state} already; only what waits can be installed")
+    _refuse_edited(run, amendment)
     _take_up_files(run, base, amendment)
     told, base = _told(run)
     amendment = _named(run, told, name)
@@ -217,6 +222,23 @@ def _named(run: RunFolder, told: History, name: str) -> Amendment:
     return found[name]
 
 
+def _refuse_edited(run: RunFolder, amendment: Amendment) -> None:
+    """Refused when the file of the proposal is not what the ledger holds: people read the one, the other is signed."""
+    path = run.amendments / f"{amendment.id}.json"
+    if not path.exists() and not path.is_symlink():
+        return  # only a copy was lost
+    if read_bytes(path, "a proposal", _LIMIT) != _document(amendment.proposal):
+        raise Refused(
+            f"{path} is not the proposal that the ledger holds as {amendment.sha256} (receipt {amendment.proposed.seq})"
+            "; restore the file, or remove it and read the ledger's, or propose anew"
+        )
+
+
+def _document(proposal: Mapping[str, Any]) -> bytes:
+    """The file of a proposal: the bytes that are signed, and a newline."""
+    return canonical_exact(dict(proposal)) + b"\n"
+
+
 def _refuse_no_change(old: Recipe, code: str | None, changes: Changes) -> None:
     present = values(old, code)
     asked = {key: getattr(changes, key) for key in KEYS if getattr(changes, key) is not None}
@@ -257,7 +279,7 @@ def _publish(run: RunFolder, proposal: dict[str, Any]) -> tuple[str, dict[str, A
         name = f"a{number:02d}"
         named = {**proposal, "amendment": name}
         try:
-            publish_new(run.amendments / f"{name}.json", canonical_exact(named) + b"\n")
+            publish_new(run.amendments / f"{name}.json", _document(named))
         except InputError:
             continue  # the name is taken, perhaps at this moment
         return name, named
