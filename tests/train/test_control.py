@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,23 @@ from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.errors import DataError, InputError
 from assay.evaluate.subject import open_subject
+from assay.files.digest import digest_file
 from assay.ledger.ledger import read
 from assay.recipe import load as recipes
 from assay.recipe.schema import Runtime
-from assay.run.control import FILE, MODEL, Control, read_control
+from assay.run.control import FILE, MODEL, SUMS, Control, read_control, sums
 from assay.run.history import history
 from assay.train import numerics
 from assay.train.control import Outcome, check, record, reduced
 from assay.train.ranks import Ranks
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change `control.json` as somebody would who records it so: its digest is made to agree."""
+    stated = json.loads((folder / FILE).read_text()) | values
+    (folder / FILE).write_text(json.dumps(stated))
+    (folder / SUMS).write_bytes(sums(digest_file(folder / FILE), stated["files"]))
+
 
 RUNTIME = Runtime(device="cpu")
 
@@ -121,12 +131,29 @@ def test_a_control_with_other_bytes_is_not_computed(made: Project, tmp_path: Pat
         read_control(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"expected": []}, {"format": "x"}, {"files": {}}, {"promise": None},
-                                    {"expected": [{"loss": "nan", "grad_norm": "1"}]}])  # fmt: skip
-def test_a_file_that_is_no_control_is_named(made: Project, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_edited_control_is_not_computed(made: Project, tmp_path: Path) -> None:
     for path in (made.path / "control").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / FILE).write_text(json.dumps(json.loads((tmp_path / FILE).read_text()) | change))
+    assert read_control(tmp_path).sha256 == digest_file(tmp_path / FILE)
+    whole = (tmp_path / FILE).read_text()
+    stated = json.loads(whole)
+    stated["promise"]["threads"] = 77  # as if other bits were expected here
+    (tmp_path / FILE).write_text(json.dumps(stated, indent=1, sort_keys=True) + "\n")
+    with pytest.raises(DataError, match=f"{FILE} is not what was recorded"):
+        read_control(tmp_path)
+    (tmp_path / FILE).write_text(whole)
+    subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / SUMS).unlink()
+    with pytest.raises(DataError, match=f"{SUMS} is missing"):
+        read_control(tmp_path)
+
+
+@pytest.mark.parametrize("changed", [{"expected": []}, {"format": "x"}, {"files": {}}, {"promise": None},
+                                    {"expected": [{"loss": "nan", "grad_norm": "1"}]}])  # fmt: skip
+def test_a_file_that_is_no_control_is_named(made: Project, tmp_path: Path, changed: dict[str, Any]) -> None:
+    for path in (made.path / "control").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    change(tmp_path, **changed)
     with pytest.raises(InputError, match=FILE):
         read_control(tmp_path)
 
@@ -167,10 +194,9 @@ def test_a_control_that_fails_is_exit_3_with_its_receipt_and_nothing_trained(mad
     (made.path / "false").mkdir()
     for path in (made.path / "control").iterdir():
         (made.path / "false" / path.name).write_bytes(path.read_bytes())
-    file = made.path / "false" / FILE
-    stated = json.loads(file.read_text())
-    stated["expected"][1]["loss"] = repr(float(stated["expected"][1]["loss"]) + 0.1)
-    file.write_text(json.dumps(stated))
+    expected = json.loads((made.path / "false" / FILE).read_text())["expected"]
+    expected[1]["loss"] = repr(float(expected[1]["loss"]) + 0.1)
+    change(made.path / "false", expected=expected)
     recipe = made.recipe("failing", batch={"micro": 2, "accumulation": 2, "lanes": 2}, schedule__updates=12,
                          control={"path": "false", "required": True})  # fmt: skip
     assert drive(recipe, tmp_path / "run", until="2") == 3
@@ -189,8 +215,7 @@ def test_the_commands_record_and_check(made: Project, tmp_path: Path, assay: Cal
     checked = json.loads(assay("control", "check", tmp_path / "c" / FILE, "--json").stdout)
     assert (checked["ok"], checked["identical"], checked["passed"]) == (True, True, True)
     assert (checked["updates"], checked["max_difference"], checked["tolerance"]) == (2, 0.0, "0.001")
-    file = tmp_path / "c" / FILE
-    stated = json.loads(file.read_text())
-    stated["state_sha256"] = "sha256:" + "0" * 64
-    file.write_text(json.dumps(stated))
+    for tolerance in ("inf", "nan", "-1", "much"):
+        assert assay("control", "check", tmp_path / "c", "--tolerance", tolerance).returncode == 2
+    change(tmp_path / "c", state_sha256="sha256:" + "0" * 64)
     assert assay("control", "check", tmp_path / "c").returncode == 6

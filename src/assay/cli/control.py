@@ -120,7 +120,7 @@ def check_command(
     from assay.train.ranks import Ranks
 
     try:
-        sound = Decimal(tolerance) >= 0
+        sound = Decimal(tolerance).is_finite() and Decimal(tolerance) >= 0
     except InvalidOperation:
         sound = False
     if not sound:

@@ -1,25 +1,26 @@
 """A control as files, and what a run's ledger says about the controls that it passed.
 
-A folder `control.json`, `model.safetensors`, `windows.bin`: known weights, known batches, and the losses, gradient
-norms and final state that they gave where it was recorded. It computes nothing (see `train.control`).
+A folder `control.json`, `model.safetensors`, `windows.bin`, `SHA256SUMS`: known weights, known batches, and the losses,
+gradient norms and final state that they gave where it was recorded. It computes nothing (see `train.control`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError, InputError
-from assay.files.digest import digest_file, is_digest
-from assay.files.reading import inside, read_object
+from assay.files.digest import PREFIX, digest_file, is_digest
+from assay.files.reading import inside, read_object, read_text
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.history import History
 
 FORMAT = "assay-control/1"
-FILE, MODEL, WINDOWS = "control.json", "model.safetensors", "windows.bin"
+FILE, MODEL, WINDOWS, SUMS = "control.json", "model.safetensors", "windows.bin", "SHA256SUMS"
 DTYPE = "<u4"  # of the stored windows, whatever the shards' own is
 
 
@@ -59,6 +60,8 @@ def read_control(path: Path) -> Control:
     value = read_object(file, "a control (assay control record makes one)")
     if value.get("format") != FORMAT:
         raise InputError(f"{file}: format is {value.get('format')!r:.60}; {FORMAT!r} is expected")
+    sha256 = digest_file(file)
+    _refuse_edited(folder, sha256)
     expected, files, promise = value.get("expected"), value.get("files"), value.get("promise")
     if (
         not isinstance(expected, list)
@@ -83,7 +86,25 @@ def read_control(path: Path) -> Control:
     if (folder / WINDOWS).stat().st_size != size:
         raise DataError(f"{folder / WINDOWS} has not the {size:,} bytes of {len(updates)} update(s)")
     weights, state = str(value["weights_sha256"]), str(value["state_sha256"])
-    return Control(folder, digest_file(file), recipe, weights, updates, state, promise, files)
+    return Control(folder, sha256, recipe, weights, updates, state, promise, files)
+
+
+def sums(sha256: str, files: Mapping[str, str]) -> bytes:
+    """The bytes of SHA256SUMS, as `sha256sum -c` reads them: every file of the control, `control.json` by `sha256`."""
+    lines = sorted({**files, FILE: sha256}.items(), key=lambda item: item[0])
+    return "".join(f"{stated.removeprefix(PREFIX)}  {name}\n" for name, stated in lines).encode("ascii")
+
+
+def _refuse_edited(folder: Path, sha256: str) -> None:
+    """DataError when `control.json` is not the file that SHA256SUMS was written for; what it promises decides."""
+    path = folder / SUMS
+    if not path.is_file():
+        raise DataError(f"{path} is missing; bring the control's folder as it was recorded")
+    if f"{sha256.removeprefix(PREFIX)}  {FILE}" not in read_text(path, "a list of SHA-256 sums").split("\n"):
+        raise DataError(
+            f"{folder / FILE} is not what was recorded: {SUMS} does not state its digest {sha256}; bring the recorded "
+            "bytes back"
+        )
 
 
 def _update(item: object, where: str) -> Update:

@@ -32,7 +32,20 @@ from assay.ledger.ledger import Ledger, now
 from assay.model import initial
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe, Runtime
-from assay.run.control import DTYPE, FILE, FORMAT, MODEL, WINDOWS, Control, Update, passed, place, read_control
+from assay.run.control import (
+    DTYPE,
+    FILE,
+    FORMAT,
+    MODEL,
+    SUMS,
+    WINDOWS,
+    Control,
+    Update,
+    passed,
+    place,
+    read_control,
+    sums,
+)
 from assay.run.folder import RunFolder, salted
 from assay.run.history import history
 from assay.train import numerics
@@ -152,7 +165,7 @@ def record(
     with publish_folder(out) as folder:
         write(folder / MODEL, {name: raw(tensor) for name, tensor in tensors.items()})
         publish_file(folder / WINDOWS, np.ascontiguousarray(windows, dtype=DTYPE).tobytes())
-        body = {
+        body: dict[str, Any] = {
             "format": FORMAT,
             "source": dict(source),
             "time": now(),
@@ -164,6 +177,7 @@ def record(
             "files": {name: digest_file(folder / name) for name in (MODEL, WINDOWS)},
         }
         publish_file(folder / FILE, (json.dumps(body, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+        publish_file(folder / SUMS, sums(digest_file(folder / FILE), body["files"]))
     return read_control(out)
 
 
