@@ -143,7 +143,7 @@ def test_a_disk_that_fills_in_the_middle_leaves_nothing_of_the_new_and_all_of_th
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(MachineError, match=r"could not be written: .*; the last checkpoint stands"):
+        with pytest.raises(MachineError, match=r"could not be written: .*; what was saved before stands"):
             save(tmp_path, facts(12), {"a": torch.ones(9, 9), "b": torch.ones(900)}, {}, DOCUMENTS, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -136,7 +136,7 @@ def test_a_disk_that_fills_during_a_save_ends_with_71_and_the_run_goes_on_later(
     with disk_of(room):
         assert drive(grown, run, resume=True) == 71
     error = capsys.readouterr().err
-    assert "could not be written: File too large; the last checkpoint stands" in error
+    assert "could not be written: File too large; what was saved before stands" in error
     assert "Traceback" not in error
     assert tree(run / "checkpoints") == before
     assert [(one.body["code"]) for one in receipts(run, "failed")] == [71]

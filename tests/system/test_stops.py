@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from small import GLOBAL_BATCH, Project, drive, shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from assay.data import queue as queues
 from assay.data.shard import open_shard
+from assay.release.verify import verify
 from assay.run import metrics
 from assay.run.folder import RunFolder
 from assay.run.history import history
@@ -132,6 +135,33 @@ drive(Path({str(recipe)!r}), Path({str(run)!r}))
     after = metrics.by_update(run / "metrics.jsonl")
     assert all(metrics.comparable(after[update]) == metrics.comparable(line) for update, line in before.items())
     assert not history(RunFolder(run).ledger).alarms
+
+
+@pytest.mark.parametrize("steps", [4, 7])  # a checkpoint is saved at step 6
+def test_a_rank_that_is_lost_before_the_first_checkpoint_is_no_lost_run(
+    project: Project, tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int
+) -> None:
+    recipe, run = project.recipe(), tmp_path / "run"
+
+    def lose(optimizer: torch.optim.Optimizer, *rest: object) -> None:
+        if len(metrics.by_update(run / "metrics.jsonl")) == steps:
+            raise RuntimeError("gloo/transport/tcp/pair.cc:554 Connection closed by peer")
+
+    hook = register_optimizer_step_pre_hook(lose)
+    try:
+        assert drive(recipe, run) == 71
+    finally:
+        hook.remove()
+    error = capfd.readouterr().err
+    assert ("the last checkpoint stands" in error) == (steps > 6)
+    assert ("no full checkpoint was saved yet" in error) == (steps < 6)
+    assert history(RunFolder(run).ledger).segments[0].last == steps
+    assert drive(recipe, run, resume=True) == 0
+    assert ("the run begins again at its start" in capfd.readouterr().err) == (steps < 6)
+    assert [one.first for one in history(RunFolder(run).ledger).segments] == [0, 6 if steps > 6 else 0]
+    assert not history(RunFolder(run).ledger).alarms
+    failed = [claim for claim in verify(run).claims if claim.result == "failed"]
+    assert not failed
 
 
 def test_a_step_without_a_checkpoint_is_no_fresh_start(project: Project, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def save(
         _append_sums(parent, manifest)
     except OSError as fault:
         raise MachineError(
-            f"{folder} could not be written: {fault.strerror or fault}; the last checkpoint stands"
+            f"{folder} could not be written: {fault.strerror or fault}; what was saved before stands"
         ) from None
     return manifest
 

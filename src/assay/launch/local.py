@@ -24,7 +24,7 @@ from typing import BinaryIO
 from assay.errors import AssayError, Interrupted, MachineError, Refused
 from assay.run.folder import RunFolder
 from assay.run.history import history
-from assay.run.outcome import Fault, fault_of, faults, leave_fault, recorded, write_outcome
+from assay.run.outcome import Fault, fault_of, faults, leave_fault, recorded, way_on, write_outcome
 
 LOG_LIMIT = 64 << 20  # bytes of one log file before the next is begun
 # Seconds that the other ranks have once one is gone: of the ten that are promised, the rest is for the killing.
@@ -79,7 +79,7 @@ def train(job: Job) -> int:
                 readers[-1].start()
             if stopping.is_set():  # the signal came while the ranks were being started
                 forward(signal.SIGTERM, None)
-            overdue = _wait(processes, meeting, stopping, job.grace)
+            overdue = _wait(job, processes, meeting, stopping)
         finally:
             for process in processes:
                 if process.poll() is None:
@@ -122,9 +122,7 @@ def _start(job: Job, rank: int, token: str, meeting: Path) -> subprocess.Popen[b
     )
 
 
-def _wait(
-    processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: threading.Event, grace: float
-) -> str | None:
+def _wait(job: Job, processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: threading.Event) -> str | None:
     """Wait for all ranks: `grace` seconds at most once they were asked to stop, `AFTER_A_DEATH` once one is gone.
 
     Returns why those that are still there must be ended, or None when all have left.
@@ -135,11 +133,11 @@ def _wait(
         now = time.monotonic()
         if stopping.is_set():
             asked = asked or now
-            if now - asked > grace:
-                return f"did not save and leave within --grace {grace:g} s of the signal"
+            if now - asked > job.grace:
+                return f"did not save and leave within --grace {job.grace:g} s of the signal"
         if death is None and any(process.returncode is not None for process in processes):
             death = now
-            _speak_for_the_dead(processes, meeting, stopping.is_set())
+            _speak_for_the_dead(job.run, processes, meeting, stopping.is_set())
         patience = AFTER_A_DEATH if processes[0].returncode is None else AFTER_RANK_0
         if death is not None and now - death > patience:
             return "did not leave after another rank was gone"
@@ -147,24 +145,23 @@ def _wait(
     return None
 
 
-def _speak_for_the_dead(processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: bool) -> None:
+def _speak_for_the_dead(
+    run: RunFolder, processes: list[subprocess.Popen[bytes]], meeting: Path, stopping: bool
+) -> None:
     """Leave the word of ranks that ended in a way that no code of ours describes, for rank 0 to record."""
     for rank, process in enumerate(processes):
         code = process.returncode
         if rank == 0 or code is None or code in KNOWN or (stopping and code == -signal.SIGTERM):
             continue  # the last: it was asked to stop before it could listen
         if code < 0:
-            leave_fault(meeting, Fault(rank, MachineError.code, _killed(f"rank {rank}", code)))
+            leave_fault(meeting, Fault(rank, MachineError.code, _killed(run, f"rank {rank}", code)))
         else:
             words = f"rank {rank} ended with code {code} and said nothing: a bug; see its log"
             leave_fault(meeting, Fault(rank, AssayError.code, words))
 
 
-def _killed(who: str, code: int) -> str:
-    return (
-        f"{who} was killed by {signal.Signals(-code).name} (often: out of memory); the last checkpoint stands: "
-        "resume with --start resume"
-    )
+def _killed(run: RunFolder, who: str, code: int) -> str:
+    return f"{who} was killed by {signal.Signals(-code).name} (often: out of memory); {way_on(run)}"
 
 
 def _answer(
@@ -181,13 +178,13 @@ def _answer(
     if stopping and len(history(run.ledger).segments) < segment:
         raise Interrupted("stopped before training began; nothing was changed", "signal")
     if overdue is not None:
-        message = f"the training process {overdue}; the last checkpoint stands: resume with --start resume"
+        message = f"the training process {overdue}; {way_on(run)}"
         _record(run, segment, token, MachineError.code, message, {"signal": "SIGKILL"})
         raise MachineError(message)
     if codes[0] in (MachineError.code, Refused.code):
         return codes[0]  # a full disk, or the run's owner is another process: nothing could or may be recorded
     if codes[0] < 0:
-        message = _killed("the training process", codes[0])
+        message = _killed(run, "the training process", codes[0])
         _record(run, segment, token, MachineError.code, message, {"signal": signal.Signals(-codes[0]).name})
         raise MachineError(message)
     raise AssayError(f"the training process ended with code {codes[0]} and recorded nothing; see {run.path}/logs")

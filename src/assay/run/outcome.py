@@ -25,6 +25,7 @@ from assay.files.publish import publish_file
 from assay.files.reading import read_object
 from assay.ledger.ledger import now
 from assay.run.folder import RunFolder
+from assay.run.history import history
 from assay.run.status import reported
 
 _FAULTS: dict[int, type[AssayError]] = {
@@ -94,6 +95,17 @@ def fault_of(code: int, message: str, cause: str | None = None) -> AssayError:
     if cause is not None:
         return Interrupted(message, cause)
     return _FAULTS.get(code, AssayError)(message)
+
+
+def way_on(run: RunFolder) -> str:
+    """What a fault of the machine left of the run and how it goes on, for the fault's message."""
+    try:
+        told = history(run.ledger)
+    except (AssayError, OSError):  # that may be the very fault to record
+        return f"look at what is left with: assay verify {run.path}"
+    if any(item.kind == "full" for item in told.saved):
+        return "the last checkpoint stands: resume with --start resume"
+    return "no full checkpoint was saved yet: --start resume begins again at the run's start"
 
 
 def _last_reported(run: RunFolder) -> int | None:

@@ -56,7 +56,7 @@ def agree(
     message = torch.cat((torch.from_numpy(host).to(sums.device, non_blocking=True), values.view(torch.int64)))
     told = np.array(wait_for(ranks.together(message)), dtype=np.int64)
     if (told[:, 0] != update).any():
-        raise LostRanks(f"the ranks stand at different updates ({told[:, 0].tolist()}); the last checkpoint stands")
+        raise LostRanks(f"the ranks stand at different updates ({told[:, 0].tolist()})")
     windows = len(host)
     numbers = np.ascontiguousarray(told[:, windows:]).view(np.float64)
     causes = [CAUSES[code] for code in told[:, 1] if code]

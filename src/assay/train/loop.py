@@ -180,9 +180,10 @@ def train(trainer: Trainer, until: int | None) -> str:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if trainer.metrics:
                 trainer.metrics.add(_line(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
+            stands = "the last checkpoint stands" if saved_steps else "no full checkpoint was saved yet"
             raise NumbersError(
                 f"update {update}: loss {loss}, gradient norm {grad_norm}; stopped before the optimizer changed "
-                "anything; the last checkpoint stands: look at the batch (assay data batches) and the rates"
+                f"anything; {stands}: look at the batch (assay data batches) and the rates"
             )
         scale_gradients(gradients, torch.tensor(grad_norm, dtype=torch.float64), recipe.optimizer.grad_clip)
         rate = rates(recipe, update)

@@ -176,7 +176,7 @@ def of_peers(fault: RuntimeError) -> LostRanks | None:
 def _lost(fault: RuntimeError) -> LostRanks:
     # The library's sentence goes on with advice to its own users.
     first = (str(fault).splitlines() or ["no reason given"])[0].split(". ")[0]
-    return LostRanks(f"communication between the ranks failed ({first}); the last checkpoint stands")
+    return LostRanks(f"communication between the ranks failed ({first})")
 
 
 def join(rank: int, size: int, local: int, device: torch.device, meeting: Path | None) -> Ranks:

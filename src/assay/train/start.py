@@ -158,8 +158,6 @@ def _source(
         return _resume(run, recipe, queue, batches, device, told, from_step)
     if from_step is not None:
         raise DataError(f"{run.path} has no full checkpoint of step {from_step}; none was saved: leave --from-step out")
-    if resume and any((segment.last or 0) > segment.first for segment in told.segments):
-        raise DataError(f"{run.path} has trained, but no receipt names a full checkpoint; fetch a copy, then resume")
     source = _own_start(recipe, recipe_folder, queue, batches, device)
     if resume:
         source.notes.append("no full checkpoint was saved before the interruption: the run begins again at its start")

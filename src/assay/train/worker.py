@@ -31,7 +31,7 @@ from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
-from assay.run.outcome import Fault, fault_of, faults, leave_fault, write_outcome
+from assay.run.outcome import Fault, fault_of, faults, leave_fault, way_on, write_outcome
 from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
 from assay.train import amending, control, numerics
@@ -124,7 +124,7 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
             return _train(segment, job, told, watch, place)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded and has its code
             fault = _answer(error)
-            return _ended(segment, job, _word_of_the_lost(place, fault) if isinstance(fault, LostRanks) else fault)
+            return _ended(segment, job, _word_of_the_lost(run, place, fault) if isinstance(fault, LostRanks) else fault)
 
 
 def _follow(job: argparse.Namespace, place: Place) -> int:
@@ -170,14 +170,14 @@ def _answer(error: Exception) -> AssayError:
     return AssayError(f"internal fault ({type(error).__name__}): a bug; see the log")
 
 
-def _word_of_the_lost(place: Place, lost: LostRanks) -> AssayError:
+def _word_of_the_lost(run: RunFolder, place: Place, lost: LostRanks) -> AssayError:
     """What the rank that was lost, or the parent in its place, said of its end; without a word, that it was lost."""
     deadline = time.monotonic() + WORD_SECONDS
     while place.meeting and time.monotonic() < deadline:
         for word in faults(place.meeting):
             return fault_of(word.code, word.message)
         time.sleep(0.05)
-    return lost
+    return LostRanks(f"{lost}; {way_on(run)}")
 
 
 @dataclass
