@@ -27,7 +27,7 @@ from assay.plan.owners import owners
 from assay.recipe import load as recipes
 from assay.run import metrics
 from assay.run.history import history
-from assay.train.ranks import Ranks
+from assay.train.ranks import Ranks, apart
 from assay.train.reduction import Exchange, LaneSums, share, tree
 
 COUNTS = (1, 2, 4, 8)
@@ -258,6 +258,21 @@ def test_the_ranks_share_every_micro_batch_out_once() -> None:
         shares = [share(recipe, Ranks(rank, count)) for rank in range(count)]
         done = [place for mine in shares for place in range(mine.first, mine.first + mine.micro_batches)]
         assert done == list(range(recipe.batch.lanes * recipe.batch.accumulation))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nccl"),
+    [
+        ([["host", "a"], ["host", "b"]], True),
+        ([["host", "a"], ["host", "a"]], False),  # more ranks than GPUs, or runtime.device with an index
+        ([["one", "a"], ["other", "a"]], True),
+        ([["host", "a"], ["host", "b"], ["host", "a"]], False),  # rank 1 alone has a GPU for itself
+        ([["host", "a"], None], False),
+        ([None, None], False),
+    ],
+)
+def test_nccl_joins_the_ranks_only_where_each_has_a_gpu_of_its_own(gpus: list[list[str] | None], nccl: bool) -> None:
+    assert apart(gpus) == nccl
 
 
 def test_one_rank_owns_everything_and_sends_nothing() -> None:

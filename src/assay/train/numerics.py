@@ -22,7 +22,8 @@ from assay.run.folder import RunFolder, salted
 def switch_on(recipe: Recipe, local_rank: int = 0) -> torch.device:
     """Choose the device and set the switches; InputError when the recipe names a device that is not here.
 
-    Several ranks take the GPUs of their machine in turn; there may be more ranks than GPUs.
+    Several ranks take the GPUs of their machine in turn; there may be more ranks than GPUs. A device with an index
+    is that of all ranks.
     """
     wanted = recipe.runtime.device
     if wanted is not None and wanted.startswith("cuda") and not torch.cuda.is_available():
@@ -38,6 +39,11 @@ def switch_on(recipe: Recipe, local_rank: int = 0) -> torch.device:
     device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    if device.type == "cuda":
+        if device.index >= torch.cuda.device_count():
+            raise InputError(
+                f"runtime.device is {wanted!r}, but this machine has {torch.cuda.device_count()} CUDA devices"
+            )
         torch.cuda.set_device(device)
     return device
 

@@ -8,6 +8,7 @@ does not start processes (see `launch.local`).
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -182,19 +183,37 @@ def _lost(fault: RuntimeError) -> LostRanks:
 def join(rank: int, size: int, local: int, device: torch.device, meeting: Path | None) -> Ranks:
     """Meet the other ranks: through a file in the folder `meeting`, or as torch's own launcher's variables say.
 
-    NCCL carries tensors when each local rank has a GPU of its own; otherwise gloo does, through the host.
+    NCCL carries tensors when every rank has a GPU of its own; otherwise gloo does, through the host.
     """
     if size == 1:
         return Ranks()
     where: dict[str, Any] = {"init_method": "env://"}
     if meeting is not None:
         where = {"store": FileStore(str(meeting / "store"), size), "rank": rank, "world_size": size}
-    nccl = device.type == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() > local
     with lost_peers():
         dist.init_process_group("gloo", timeout=PATIENCE, **where)
         words = dist.group.WORLD
+    nccl = apart(Ranks(rank, size, local, words, words).collect(_gpu(device)))
+    with lost_peers():
         data = dist.new_group(backend="nccl", timeout=PATIENCE, device_id=device) if nccl else words
     return Ranks(rank, size, local, data, words, device.type == "cuda" and not nccl, "nccl" if nccl else "gloo")
+
+
+def apart(gpus: Sequence[list[str] | None]) -> bool:
+    """True when every rank names a GPU that no other rank names: only then can NCCL join them.
+
+    All ranks decide from the same list: two that share a GPU, or one without, would else wait for ever in groups that
+    the others never make.
+    """
+    named = [tuple(gpu) for gpu in gpus if gpu is not None]
+    return len(set(named)) == len(gpus)
+
+
+def _gpu(device: torch.device) -> list[str] | None:
+    """Host and UUID of the rank's GPU; None where NCCL cannot reach one."""
+    if device.type != "cuda" or not dist.is_nccl_available():
+        return None
+    return [socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)]
 
 
 def _encoded(value: Any) -> Tensor:
