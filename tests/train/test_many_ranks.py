@@ -72,6 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
             (2,),
         ),
         "sick": (sick(project), (2,)),
+        "odd": (small("odd"), (3,)),
         "short": (small("short", model__layers=1, schedule=SHORT | {"updates": 24}), (2,)),
         # The same recipes, sharded; of the smallest model some of eight ranks hold no rows of a tensor.
         "muon-fsdp": (
@@ -166,9 +167,17 @@ def test_a_sharded_model_has_the_bits_of_a_whole_one(done: Done, name: str, coun
 
 def test_every_rank_ends_with_the_same_code(done: Done) -> None:
     _, codes = done
-    wanted = {"sick-2": 5, "short-2": 4}
+    wanted = {"sick-2": 5, "short-2": 4, "odd-3": 3}
     assert {run: set(ended) for run, ended in codes.items()} == {run: {wanted.get(run, 0)} for run in codes}
     assert all(len(ended) == int(run.rpartition("-")[2]) for run, ended in codes.items())
+
+
+def test_a_number_of_ranks_that_cannot_run_is_refused_without_pre_flight(done: Done) -> None:
+    """As under torch's own launcher."""
+    project, _ = done
+    told = json.loads((project / "odd-3" / "outcome.json").read_text())
+    assert told["code"] == 3
+    assert "1, 2, 4, 8 ranks can" in told["message"]
 
 
 def test_where_the_queue_ends_all_ranks_stop_saved(done: Done) -> None:

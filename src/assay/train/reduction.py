@@ -40,7 +40,7 @@ class Share:
 def share(recipe: Recipe, ranks: Ranks) -> Share:
     """The rank's part of every update. `fast` knows no lanes: each rank runs its micro-batches in one sum."""
     batch = recipe.batch
-    assert ranks.size in recipe.rank_counts, "pre-flight refuses other numbers of ranks"
+    assert ranks.size in recipe.rank_counts, "pre-flight and the worker refuse other numbers of ranks"
     if recipe.reduction == "fast":
         count = batch.lanes * batch.accumulation // ranks.size
         return Share(1, count, ranks.rank * count)

@@ -134,6 +134,7 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
     try:
         hang = _hang_watch(place, run, len(history(run.ledger).segments) + 1, watch)  # rank 0 opens it after `join`
         recipe = amending.own_recipe(run, recipes.load(job.recipe))
+        _demand_ranks(recipe, place.size)
         device = numerics.switch_on(recipe, place.local)
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
         trainer, _ = _trainer(job, ranks, recipe, device, watch, hang, None, None)
@@ -144,7 +145,8 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         _tell(f"assay: {fault}")
         if isinstance(fault, LostRanks):  # whoever was lost, or the parent for it, says why
             return fault.code
-        if not (isinstance(fault, NumbersError | Interrupted | Refused) or fault in ranks.led):  # this rank's alone
+        shared = isinstance(fault, NumbersError | Interrupted | Refused) or fault in ranks.led
+        if not shared or ranks.words is None:  # this rank's alone, or they have not met
             if place.meeting:
                 leave_fault(place.meeting, Fault(place.rank, fault.code, f"rank {place.rank}: {fault}"))
             return fault.code
@@ -254,6 +256,12 @@ def _trainer(
     return trainer, facts
 
 
+def _demand_ranks(recipe: Recipe, ranks: int) -> None:
+    """Refused before the ranks meet: under torch's own launcher no pre-flight was made."""
+    if ranks not in recipe.rank_counts:
+        raise Refused(rank_refusal(recipe, ranks))
+
+
 def _hang_watch(place: Place, run: RunFolder, segment: int, watch: Watch) -> HangWatch | None:
     """Watch from now on, with the long bound: a rank may be lost before the ranks have met."""
     if place.bounds is None:
@@ -275,6 +283,7 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     """Rank 0: start, prove, record, train to the end; return exit code 0."""
     run, recipe, ledger = segment.run, segment.recipe, segment.ledger
     hang = _hang_watch(place, run, segment.number, watch)
+    _demand_ranks(recipe, place.size)
     device = numerics.switch_on(recipe, place.local)
     ranks = join(place.rank, place.size, place.local, device, place.meeting)
     trainer, facts = _trainer(job, ranks, recipe, device, watch, hang, segment, told)
