@@ -26,6 +26,7 @@ from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge, steps_text
 from assay.release.claims_amendments import digest_when, rate_before, terms
 from assay.release.claims_ledger import head_fault
+from assay.run.bits import families
 from assay.run.history import Saved
 
 CHECKPOINTS, EVALUATIONS = "checkpoints", "evaluations"
@@ -252,17 +253,14 @@ def one_step_claim(case: Case) -> Claim:
                     f"receipts {other.seq} and {item.seq}: {key} {value} stands under step {other.step} "
                     f"and step {item.step}"
                 )
-    promises = {segment.number: segment.body["numerics"]["promise"] for segment in told.segments}
-    bits = {segment.number: segment.body["numerics"].get("bits") for segment in told.segments}
-    by_step: dict[tuple[int, float | None], Saved] = {}  # by the newest rate too: an amendment may have changed it
+    alike = families(told)
+    # By the newest rate too: an amendment may have changed it. Only segments of one family promise each other's bits.
+    by_step: dict[tuple[int, float | None, int], Saved] = {}
     course = terms(case, case.recipe) if case.recipe is not None else {}
     for item in told.saved:
         rate = rate_before(course, case.recipe, item.segment, item.step) if case.recipe is not None else None
-        other = by_step.setdefault((item.step, rate), item)
-        same = other.segment == item.segment or (
-            promises.get(other.segment) == promises.get(item.segment) and bits.get(item.segment) == "promised"
-        )
-        if same and other.weights_sha256 != item.weights_sha256:
+        other = by_step.setdefault((item.step, rate, alike.get(item.segment, item.segment)), item)
+        if other.weights_sha256 != item.weights_sha256:
             where = f"receipt {item.seq}"
             faults.append(
                 differ(

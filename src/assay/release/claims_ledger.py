@@ -22,7 +22,8 @@ from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge
 from assay.release.claims_amendments import expected_code
 from assay.run.amendments import course
-from assay.run.history import OPENING, Saved, Segment, gather
+from assay.run.bits import mark, taken_from
+from assay.run.history import OPENING, History, Saved, Segment, gather
 
 LEDGER, RECIPE, START = "ledger", "recipe", "start"
 
@@ -378,7 +379,7 @@ def _start_note(segment: Segment, recipe: Recipe) -> str:
 def resume_claim(case: Case) -> Claim | None:
     """Each recovery loaded the very state of a checkpoint that stood then; None when the run never recovered."""
     told = case.history
-    faults = []
+    faults = list(_bits_faults(told))
     taken = []
     openings = [receipt for receipt in case.receipts if receipt.kind in OPENING]
     for segment, opening in zip(told.segments, openings, strict=True):
@@ -406,6 +407,15 @@ def resume_claim(case: Case) -> Claim | None:
         return None
     steps = ", ".join(str(step) for step in taken)
     return judge(START, "recoveries", faults, f"loaded tensors had the state digest of step {steps}")
+
+
+def _bits_faults(told: History) -> Iterator[str]:
+    """Segments that promise bits where the promise is another than that of the segment they go on from."""
+    for segment in told.segments:
+        numerics = segment.body["numerics"]
+        wanted = mark(told, taken_from(segment.mode, segment.body["evidence"]), numerics["promise"])
+        if numerics.get("bits") != wanted:
+            yield differ(f"the receipt of segment {segment.number}", "bits", wanted, numerics.get("bits"))
 
 
 def _source(saved: list[Saved], opening: Receipt) -> Saved | None:

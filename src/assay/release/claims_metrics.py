@@ -18,6 +18,7 @@ from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, Line, counted, differ, judge
 from assay.release.claims_amendments import recipe_at, terms
 from assay.run.amendments import Term
+from assay.run.bits import families
 from assay.run.history import Segment
 from assay.run.metrics import completed, stretch
 
@@ -221,7 +222,7 @@ def positions_claim(case: Case, recipe: Recipe) -> Claim:
 def recomputed_claim(case: Case) -> Claim:
     """Updates that were done again agree with the superseded ones: order digest, rates, and the loss."""
     told = case.history
-    promises = {segment.number: segment.body["numerics"]["promise"] for segment in told.segments}
+    alike = families(told)
     faults = [
         f"receipt {alarm.seq} is an alarm: {alarm.body.get('alarm')} (update {alarm.body.get('update')}, "
         f"{alarm.body.get('keys')})"
@@ -244,10 +245,8 @@ def recomputed_claim(case: Case) -> Claim:
         for key in ("order_digest", "lr", "muon_lr"):
             if getattr(older, key) != getattr(line, key):
                 faults.append(differ(line.where, key, f"{getattr(older, key)} as before", getattr(line, key)))
-        # What was not promised is not held to the bit: only determinism and the canonical sum promise it.
-        promise = promises.get(line.segment) or {}
-        kept = promise.get("deterministic") is True and promise.get("reduction") == "canonical"
-        same = kept and promises.get(older.segment) == promise
+        # What was not promised is not held to the bit.
+        same = line.segment in alike and alike.get(older.segment) == alike[line.segment]
         exact += same
         if older.loss != line.loss if same else not abs(older.loss - line.loss) <= LOSS_TOLERANCE:
             faults.append(differ(line.where, "loss", f"{older.loss!r} as in segment {older.segment}", repr(line.loss)))

@@ -26,8 +26,10 @@ from assay.data.batches import Batches
 from assay.errors import AssayError, InputError, Interrupted, MachineError, NumbersError, Refused
 from assay.files.publish import leftovers
 from assay.ledger.ledger import Ledger
+from assay.plan.figures import rank_refusal
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
+from assay.run import bits
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
@@ -137,9 +139,9 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         _demand_ranks(recipe, place.size)
         device = numerics.switch_on(recipe, place.local)
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
-        trainer, _ = _trainer(job, ranks, recipe, device, watch, hang, None, None)
+        trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None)
         prepare(trainer)
-        train(trainer, _until(job.until, trainer))
+        train(trainer, until)
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
         fault = _answer(error)
         _tell(f"assay: {fault}")
@@ -203,8 +205,8 @@ def _trainer(
     hang: HangWatch | None,
     segment: Segment | None,
     told: History | None,
-) -> tuple[Trainer, dict[str, Any]]:
-    """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Returns the numerics as well."""
+) -> tuple[Trainer, dict[str, Any], int | None]:
+    """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Also returns numerics and the end."""
     run, folder = RunFolder(job.run), job.recipe.resolve().parent
     path = folder / recipe.data.queue
 
@@ -230,8 +232,12 @@ def _trainer(
     batches = Batches(queue, roots, recipe.data.seed, recipe.global_batch)
     goes_on()
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
+    until = ranks.lead(lambda: _until(job.until, queue, started.position.step))  # before a segment is opened
     facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
-    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments} if told else {}
+    kin: set[int] = set()
+    if told:  # rank 0 alone writes and compares
+        source = bits.taken_from(started.mode, started.evidence)
+        facts["bits"], kin = bits.mark(told, source, facts["promise"]), bits.family(told, source, facts["promise"])
     goal = "the scheduled end" if job.until is None else f"--until {job.until}"
     progress = Progress(job.terminal, recipe.log.every, goal)
     trainer = Trainer(
@@ -250,10 +256,10 @@ def _trainer(
         metrics=segment.metrics if segment else None,
         progress=progress,
         superseded=superseded(run, started.position.step) if segment else {},
-        same_bits=lambda number: facts["bits"] == "promised" and promises.get(number) == facts["promise"],
+        same_bits=lambda number: number in kin,
         tell=progress.note,
     )
-    return trainer, facts
+    return trainer, facts, until
 
 
 def _demand_ranks(recipe: Recipe, ranks: int) -> None:
@@ -286,13 +292,13 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     _demand_ranks(recipe, place.size)
     device = numerics.switch_on(recipe, place.local)
     ranks = join(place.rank, place.size, place.local, device, place.meeting)
-    trainer, facts = _trainer(job, ranks, recipe, device, watch, hang, segment, told)
+    trainer, facts, until = _trainer(job, ranks, recipe, device, watch, hang, segment, told)
     started = trainer.started
     _open(segment, started, facts, json.loads(job.command))
     segment.started = started
     prepare(trainer)
     with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead:
-        end = train(trainer, _until(job.until, trainer))
+        end = train(trainer, until)
     segment.metrics.seal("end")
     position, spent = started.position, trainer.spent
     body = {
@@ -366,12 +372,11 @@ def _exact(value: Any) -> Any:
     return [_exact(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _until(word: str | None, trainer: Trainer) -> int | None:
+def _until(word: str | None, queue: queues.Queue, step: int) -> int | None:
     if word is None:
         return None
     if word == "slot-end":
-        return trainer.batches.queue.slot_of(trainer.started.position.step)[0].end_update
-    step = trainer.started.position.step
+        return queue.slot_of(step)[0].end_update
     if int(word) < step:
         raise InputError(f"--until {word} lies behind step {step}, which is done; name a later step, or --from-step")
     return int(word)
