@@ -190,6 +190,15 @@ def test_from_step_goes_back_and_what_it_left_is_not_taken_up_again(runs: Runs, 
     assert not told(run).alarms
 
 
+def test_a_goal_that_lies_behind_opens_no_segment(runs: Runs, fresh: Fresh, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fresh("half")
+    assert drive(runs.plain, run, resume=True, until="1") == 2
+    assert f"--until 1 lies behind step {HALF}" in capsys.readouterr().err
+    assert len(told(run).segments) == 1
+    assert not receipts(run, "recovery")
+    assert drive(runs.plain, run, resume=True) == 0
+
+
 def test_from_step_with_few_kept_does_not_remove_what_it_saves(runs: Runs, fresh: Fresh) -> None:
     run = fresh("whole")
     few = runs.small("few", checkpoint={"every": 3, "keep": 2, "slot_ends": False})

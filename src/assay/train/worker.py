@@ -29,7 +29,6 @@ from assay.ledger.ledger import Ledger
 from assay.plan.figures import rank_refusal
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
-from assay.run import bits
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
@@ -206,7 +205,7 @@ def _trainer(
     segment: Segment | None,
     told: History | None,
 ) -> tuple[Trainer, dict[str, Any], int | None]:
-    """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Also returns numerics and the end."""
+    """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Returns numerics and end as well."""
     run, folder = RunFolder(job.run), job.recipe.resolve().parent
     path = folder / recipe.data.queue
 
@@ -225,6 +224,7 @@ def _trainer(
     shared = ranks.lead(first)
     if not ranks.first:
         numerics.keep_threads(device, ranks.size, shared["threads"])
+    numerics.refuse_strangers(ranks, recipe)
     goes_on()
     control.demand(run, recipe, folder, ranks, device, segment.ledger if segment else None)
     queue = first_slots(queues.load(path), shared["slots"])
@@ -234,10 +234,8 @@ def _trainer(
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
     until = ranks.lead(lambda: _until(job.until, queue, started.position.step))  # before a segment is opened
     facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
-    kin: set[int] = set()
-    if told:  # rank 0 alone writes and compares
-        source = bits.taken_from(started.mode, started.evidence)
-        facts["bits"], kin = bits.mark(told, source, facts["promise"]), bits.family(told, source, facts["promise"])
+    facts["promise"] = numerics.of_all(ranks, facts["promise"])
+    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments} if told else {}
     goal = "the scheduled end" if job.until is None else f"--until {job.until}"
     progress = Progress(job.terminal, recipe.log.every, goal)
     trainer = Trainer(
@@ -256,7 +254,7 @@ def _trainer(
         metrics=segment.metrics if segment else None,
         progress=progress,
         superseded=superseded(run, started.position.step) if segment else {},
-        same_bits=lambda number: number in kin,
+        same_bits=lambda number: facts["bits"] == "promised" and promises.get(number) == facts["promise"],
         tell=progress.note,
     )
     return trainer, facts, until
