@@ -29,6 +29,7 @@ from assay.ledger.ledger import Ledger
 from assay.plan.figures import rank_refusal
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
+from assay.run import bits
 from assay.run.folder import RunFolder
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
@@ -234,8 +235,10 @@ def _trainer(
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
     until = ranks.lead(lambda: _until(job.until, queue, started.position.step))  # before a segment is opened
     facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
-    facts["promise"] = numerics.of_all(ranks, facts["promise"])
-    promises = {one.number: one.body["numerics"]["promise"] for one in told.segments} if told else {}
+    kin: set[int] = set()
+    if told:  # rank 0 alone writes and compares
+        source = bits.taken_from(started.mode, started.evidence)
+        facts["bits"], kin = bits.mark(told, source, facts["promise"]), bits.family(told, source, facts["promise"])
     goal = "the scheduled end" if job.until is None else f"--until {job.until}"
     progress = Progress(job.terminal, recipe.log.every, goal)
     trainer = Trainer(
@@ -254,7 +257,7 @@ def _trainer(
         metrics=segment.metrics if segment else None,
         progress=progress,
         superseded=superseded(run, started.position.step) if segment else {},
-        same_bits=lambda number: facts["bits"] == "promised" and promises.get(number) == facts["promise"],
+        same_bits=lambda number: number in kin,
         tell=progress.note,
     )
     return trainer, facts, until
