@@ -16,8 +16,8 @@ PROMISED, NOT_PROMISED, NOT_CLAIMED = "promised", "not promised", "not claimed"
 
 
 def keeps(promise: Mapping[str, Any]) -> bool:
-    """True when equal bits are promised at all: by determinism and the canonical sum."""
-    return promise.get("deterministic") is True and promise.get("reduction") == "canonical"
+    """True when equal bits are promised at all: by determinism, the canonical sum, and ranks that are all alike."""
+    return "others" not in promise and promise.get("deterministic") is True and promise.get("reduction") == "canonical"
 
 
 def family(told: History, manifest_sha256: str | None, promise: Mapping[str, Any]) -> set[int]:

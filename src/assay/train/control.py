@@ -208,7 +208,7 @@ def check(
     shape = (len(control.expected), recipe.global_batch, recipe.model.block + 1)
     windows = np.fromfile(control.folder / WINDOWS, dtype=DTYPE).reshape(shape)
     updates, state = compute(recipe, tensors, windows, ranks, device)
-    same = promise(recipe, device) == control.promise
+    same = numerics.of_all(ranks, promise(recipe, device)) == control.promise
     kept = bool(control.promise.get("deterministic")) and recipe.reduction == "canonical"
     identical = updates == control.expected and state == control.state_sha256
     worst = max(_difference(one, other) for one, other in zip(updates, control.expected, strict=True))
@@ -231,7 +231,7 @@ def allocation(run: RunFolder, recipe: Recipe, ranks: Ranks, device: torch.devic
     """
     described = numerics.describe(run, recipe, device, [""])
     return {
-        "promise": described["promise"],
+        "promise": numerics.of_all(ranks, described["promise"]),
         "engine": described["engine"],
         "hosts": sorted(set(ranks.collect(salted(run, platform.node())))),
         "devices": sorted(ranks.collect(numerics.identity(run, device))),

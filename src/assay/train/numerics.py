@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
-from assay.errors import InputError
+from assay.errors import InputError, Refused
+from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, salted
+from assay.run.provenance import code_identity
+from assay.train.ranks import Ranks
 
 
 def switch_on(recipe: Recipe, local_rank: int = 0) -> torch.device:
@@ -98,6 +101,26 @@ def describe(
         "backend": backend,
         "world": len(devices),
     }
+
+
+def refuse_strangers(ranks: Ranks, recipe: Recipe) -> None:
+    """Refused (exit 3), on every rank, when the ranks were given other recipes or run other code."""
+    if ranks.size == 1:
+        return
+    told = ranks.collect({"recipe": recipes.digest(recipe), "code": code_identity()["sha256"]})
+    for key, way_out in (("recipe", "give all the same"), ("code", "install the same version for all")):
+        for rank, one in enumerate(told):
+            if one[key] != told[0][key]:
+                first = told[0][key]
+                raise Refused(f"the {key} of rank {rank} has digest {one[key]}, that of rank 0 {first}; {way_out}")
+
+
+def of_all(ranks: Ranks, promise: dict[str, Any]) -> dict[str, Any]:
+    """The promise of rank 0; with what other ranks have in its place as `others`, and then no bits are promised."""
+    told: list[dict[str, Any]] = ranks.collect(promise)
+    first, *rest = told
+    others = [one for number, one in enumerate(rest) if one != first and one not in rest[:number]]
+    return first | ({"others": others} if others else {})
 
 
 def _driver() -> str | None:

@@ -235,6 +235,7 @@ def _trainer(
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
     until = ranks.lead(lambda: _until(job.until, queue, started.position.step))  # before a segment is opened
     facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
+    facts["promise"] = numerics.of_all(ranks, facts["promise"])
     kin: set[int] = set()
     if told:  # rank 0 alone writes and compares
         source = bits.taken_from(started.mode, started.evidence)
