@@ -75,6 +75,7 @@ class Server:
         """What sends the clients here."""
         return {
             "HF_ENDPOINT": self.address,
+            "HF_HUB_OFFLINE": "0",  # an export earlier in this process may have switched the hub off
             "HF_TOKEN": "hf_secretsecret",
             "AWS_ENDPOINT_URL": self.address,
             "AWS_ACCESS_KEY_ID": "AKIDSECRET",

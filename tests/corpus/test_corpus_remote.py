@@ -54,6 +54,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     with Server({"owner/data": dict(FILES), "owner/model": {"tokenizer.json": b"{}"}}, {"bucket": dict(OBJECTS)}) as it:
         for name, value in it.environment.items():
             monkeypatch.setenv(name, value)
+        # Read when the library was imported, perhaps after an export had switched the hub off for this process.
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         yield it
 
 
