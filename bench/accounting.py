@@ -17,6 +17,7 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -149,8 +150,25 @@ def transformers_round(recipe: Recipe, windows: list[torch.Tensor]) -> float:
         tie_word_embeddings=True,
     )
     model = transformers.LlamaForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    micro = recipe.batch.micro
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # Targets are one place later, as in Assay: the model shifts labels by itself.
+        targets = targets.contiguous()
+        found: torch.Tensor = model(input_ids=tokens, shift_labels=targets, labels=targets, use_cache=False).loss
+        return found
+
+    return plain_loop(recipe, windows, model, loss)
+
+
+def plain_loop(
+    recipe: Recipe, windows: list[torch.Tensor], model: torch.nn.Module, loss: Callable[..., torch.Tensor]
+) -> float:
+    """Tokens per second of the usual short loop: accumulate, clip, fused AdamW, one look at the loss.
+
+    `loss` gives the mean over inputs and targets [micro, block].
+    """
+    rest, micro = recipe.optimizer, recipe.batch.micro
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rest.lr, betas=rest.betas, weight_decay=0.1, fused=True)
     pieces = len(windows[0]) // micro
     seconds = []
     for tokens in windows:
@@ -159,11 +177,9 @@ def transformers_round(recipe: Recipe, windows: list[torch.Tensor]) -> float:
         total = torch.zeros(())
         for first in range(0, len(tokens), micro):
             rows = tokens[first : first + micro]
-            # Targets are one place later, as in Assay: the model shifts labels by itself.
-            targets = rows[:, 1:].contiguous()
-            loss = model(input_ids=rows[:, :-1], shift_labels=targets, labels=targets, use_cache=False).loss
-            (loss / pieces).backward()
-            total += loss.detach()
+            value = loss(rows[:, :-1], rows[:, 1:])
+            torch.autograd.backward(value / pieces)
+            total += value.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         total.item()

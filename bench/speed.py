@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from accounting import WARM_UP, assay_round, project, transformers_round
+from accounting import assay_round, plain_loop, project, transformers_round
 from torch import Tensor, nn
 
 from assay.data import queue as queues
@@ -89,29 +89,6 @@ class Plain(nn.Module):
             x = layer(x, self.cosine, self.sine)
         logits = F.linear(self.norm(x), self.embedding.weight)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
-
-
-def plain_loop(recipe: Recipe, windows: list[Tensor], model: nn.Module, loss: Callable[..., Tensor]) -> float:
-    """Tokens per second of the usual short loop: accumulate, clip, AdamW, one look at the loss."""
-    rest = recipe.optimizer
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rest.lr, betas=rest.betas, weight_decay=0.1, fused=True)
-    micro = recipe.batch.micro
-    pieces = len(windows[0]) // micro
-    seconds = []
-    for tokens in windows:
-        began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros(())
-        for first in range(0, len(tokens), micro):
-            rows = tokens[first : first + micro]
-            value = loss(rows[:, :-1], rows[:, 1:])
-            (value / pieces).backward()
-            total += value.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        total.item()
-        seconds.append(time.perf_counter() - began)
-    return recipe.positions_per_update / median(seconds[WARM_UP:])
 
 
 def nanogpt_style(recipe: Recipe, windows: list[Tensor], compiled: bool) -> float:
