@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,16 @@ def test_a_link_to_a_file_of_the_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_bytes(lines(records(10, "pl")))
     (tmp_path / "a" / "linked.jsonl").symlink_to("../more.jsonl")
     assert build(load(path), tmp_path / "out")["admitted"] == 50
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere.jsonl")], ids=["pipe", "dangling"])
+def test_what_is_no_file_is_told_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = corpus(tmp_path)
+    make(tmp_path / "a" / "odd.jsonl")
+    with pytest.raises(
+        DataError, match=r"source 'a': .*odd\.jsonl is no file but a pipe, a device or a link to nothing"
+    ):
+        build(load(path), tmp_path / "out")
 
 
 def test_a_work_folder_that_cannot_be_removed_is_noted_and_the_corpus_is_whole(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def endings(format: Literal["jsonl", "parquet", "text"]) -> tuple[str, ...]:
 def listed(source: Source, folder: Path, brought: Brought | None = None) -> tuple[list[tuple[str, Path]], int]:
     """The files of a source with their names, in the order of the names' UTF-8 bytes; how many others lie there.
 
-    Raises InputError for a name or a link that is not taken, DataError for a folder that cannot be listed: what is
-    not read is told, never passed over.
+    Raises InputError for a name or a link that is not taken, DataError for a folder that cannot be listed or a pipe:
+    what is not read is told, never passed over.
     """
     if brought is not None:
         return list(brought.files), brought.passed_over
@@ -141,10 +141,15 @@ def listed(source: Source, folder: Path, brought: Brought | None = None) -> tupl
                 f"source {source.name!r}: {each} is a link to a folder, which is not followed; put the folder itself "
                 "there, or make it a source of its own"
             )
-        if each.name.endswith(wanted):
+        if not each.name.endswith(wanted):
+            others += 1
+        elif each.is_file():
             found.append((name, place))
         else:
-            others += 1
+            raise DataError(
+                f"source {source.name!r}: {each} is no file but a pipe, a device or a link to nothing; put the file "
+                "there, or move it away"
+            )
     if not found:
         raise DataError(
             f"source {source.name!r}: {path} holds no file that ends with {' or '.join(wanted)}; "
