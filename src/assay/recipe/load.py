@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import YAMLError
@@ -64,7 +64,7 @@ def from_resolved(value: object, where: str) -> Recipe:
     try:
         return Recipe.model_validate(value)
     except ValidationError as error:
-        raise InputError(f"{where}: {_sentence(error)}") from None
+        raise InputError(f"{where}: {sentence(error)}") from None
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
@@ -143,20 +143,20 @@ def _yaml_fault(error: YAMLError) -> str:
     return f"{place}it is not valid YAML: {' '.join(problem.split())}"
 
 
-def _sentence(error: ValidationError) -> str:
-    """One sentence for the first fault; unknown keys come first, because they often cause the others."""
+def sentence(error: ValidationError, whole: type[BaseModel] = Recipe) -> str:
+    """One sentence for the first fault of a `whole`; unknown keys come first, because they often cause the others."""
     faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-    return _fault(faults[0]) + more
+    return _fault(faults[0], whole) + more
 
 
-def _fault(fault: Any) -> str:
+def _fault(fault: Any, whole: type[BaseModel]) -> str:
     place, kind, context = tuple(fault["loc"]), fault["type"], fault.get("ctx", {})
-    key = ".".join(str(step) for step in place) or "the recipe"
+    key = ".".join(str(step) for step in place) or f"the {whole.__name__.lower()}"
     if isinstance(context.get("error"), Conflict):
         return str(context["error"])
     if kind == "extra_forbidden":
-        return _unknown(place)
+        return _unknown(place, whole)
     if kind == "missing":
         return f"{key} is missing and has no default"
     if kind == "invalid_key":
@@ -201,10 +201,10 @@ def _allowed(kind: str, context: Mapping[str, Any]) -> str:
     return f"this is not allowed ({kind.replace('_', ' ')})"
 
 
-def _unknown(place: tuple[str | int, ...]) -> str:
+def _unknown(place: tuple[str | int, ...], whole: type[BaseModel]) -> str:
     *above, last = place
     key = ".".join(str(step) for step in place)
-    known = keys_at(tuple(above))
+    known = keys_at(tuple(above), whole)
     near = difflib.get_close_matches(str(last), known, n=1, cutoff=0.0)
     best = ".".join([*(str(step) for step in above), near[0]]) if near else None
     hint = f"the nearest known key is {best}; " if best else ""

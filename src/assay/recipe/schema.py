@@ -503,12 +503,14 @@ class Recipe(Part):
         return self.batch.global_batch * self.model.block
 
 
-def keys_at(place: tuple[str | int, ...]) -> tuple[str, ...]:
-    """The keys that are allowed at a place of the recipe, such as `("model",)`; empty where none are."""
-    part: type[BaseModel] | None = Recipe
+def keys_at(place: tuple[str | int, ...], whole: type[BaseModel] | None = None) -> tuple[str, ...]:
+    """The keys that are allowed at a place of the recipe (or of `whole`), such as `("model",)`; empty: none are."""
+    part: type[BaseModel] | None = whole or Recipe
     for step in place:
+        if isinstance(step, int):  # an item of a list: the list's annotation has led to its part already
+            continue
         assert part is not None
-        field = part.model_fields.get(str(step))
+        field = part.model_fields.get(step)
         part = None if field is None else _part_of(field.annotation)
         if part is None:
             return ()
@@ -517,10 +519,9 @@ def keys_at(place: tuple[str | int, ...]) -> tuple[str, ...]:
 
 
 def _part_of(annotation: object) -> type[BaseModel] | None:
-    for choice in (annotation, *get_args(annotation)):
-        if isinstance(choice, type) and issubclass(choice, BaseModel):
-            return choice
-    return None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((part for choice in get_args(annotation) if (part := _part_of(choice)) is not None), None)
 
 
 def _kind(value: object) -> object:

@@ -1,0 +1,279 @@
+"""The policy: every key of the one YAML file that holds a team's rules about money and machines.
+
+A `Policy` that exists is consistent; the recipe holds no money. Amounts are decimal strings in US dollars with the
+unit in the key, never binary floats. It reads prices, spend and machines of nobody: other files of the room do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+
+from assay.errors import InputError
+from assay.files.digest import canonical, digest
+from assay.files.reading import read_text
+from assay.recipe.fields import Conflict, Count, Name, Natural, RelativePath, Text, listed, refuse
+from assay.recipe.load import parse_yaml, sentence
+from assay.recipe.schema import Part
+
+LIMIT = 64 << 10  # bytes
+Unit = Literal["machine-hour", "machine-second", "gpu-hour", "gpu-second"]
+Event = Literal["stop", "overspend", "stale_copy", "stalled", "failed_control", "no_reading"]
+MOST_DIGITS = 28  # what decimal's default context carries
+
+
+def _decimal(value: object) -> object:
+    """Decimals are given in quotes: YAML's numbers are binary floats, which hold no cents."""
+    if isinstance(value, Decimal):
+        return value
+    fault = ValueError('a decimal number of at least 0 in quotes is expected, such as "16.50"')
+    if not isinstance(value, str) or value != value.strip() or "_" in value:
+        raise fault
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        raise fault from None
+    if not number.is_finite() or number < 0 or number.is_signed():
+        raise fault
+    if len(number.as_tuple().digits) > MOST_DIGITS or not -MOST_DIGITS < number.adjusted() < MOST_DIGITS:
+        raise ValueError(f"a decimal number of at most {MOST_DIGITS} digits is expected")
+    return number
+
+
+def _above_zero(value: object) -> object:
+    number = _decimal(value)
+    if number == 0:
+        raise ValueError('a decimal number above 0 in quotes is expected, such as "16.50"')
+    return number
+
+
+def _fraction(value: object) -> object:
+    number = _above_zero(value)
+    if isinstance(number, Decimal) and number > 1:
+        raise ValueError('a decimal number above 0 and of at most 1 in quotes is expected, such as "0.9"')
+    return number
+
+
+_AsText = PlainSerializer(lambda value: format(value, "f"), return_type=str)
+Money = Annotated[Decimal, BeforeValidator(_decimal), _AsText]  # at least 0
+Price = Annotated[Decimal, BeforeValidator(_above_zero), _AsText]  # above 0
+Fraction = Annotated[Decimal, BeforeValidator(_fraction), _AsText]  # above 0, at most 1
+Words = Annotated[tuple[Text, ...], BeforeValidator(listed), Field(min_length=1)]
+
+
+class Ceiling(Part):
+    """The highest accepted price per 10^9 useful positions, over the trailing window."""
+
+    usd_per_billion_positions: Price
+
+
+class Resume(Part):
+    """Hysteresis: back only after `readings` valid readings in a row at or below `fraction` × the ceiling."""
+
+    fraction: Fraction = Decimal("0.9")
+    readings: Count = 4
+
+
+class Reserve(Part):
+    """A reserve that is set rather than computed."""
+
+    usd: Money
+
+
+class NoReading(Part):
+    """What happens when no valid reading came for `after_seconds`: an alarm, or an alarm and a safe stop."""
+
+    after_seconds: Count = 3600
+    action: Literal["alarm", "stop"] = "alarm"
+
+
+class Fixed(Part):
+    """A price that stands in a contract; as a source it is always valid and never jumps."""
+
+    value: Price
+    unit: Unit
+    currency: Text = "USD"
+
+
+class CsvTrace(Part):
+    """A trace with the columns `time, zone, available, usd_per_hour` (of the whole machine), one zone of it."""
+
+    path: RelativePath
+    zone: Text
+
+
+class Command(Part):
+    """A program that prints one JSON object on standard output; started without a shell."""
+
+    argv: Words
+    timeout_seconds: Count = 30
+
+
+class SkypilotCatalogue(Part):
+    """A CSV file of SkyPilot's catalogue; a catalogue price, never a live one."""
+
+    path: RelativePath
+    instance: Text
+    region: Text | None = None
+    zone: Text | None = None
+    spot: bool = True
+
+
+class Runpod(Part):
+    """RunPod's HTTP API; the key is read from the environment variable `key_variable`, never from the file."""
+
+    gpu: Text
+    pod: Text | None = None  # the pod's own price; null: the listed price of `gpu`
+    spot: bool = True
+    url: Text = "https://api.runpod.io/graphql"
+    key_variable: Text = "RUNPOD_API_KEY"
+    timeout_seconds: Count = 30
+
+
+class PriceSource(Part):
+    """One place that prices come from: exactly one of its keys. The first of a policy's list leads, others confirm."""
+
+    fixed: Fixed | None = None
+    csv: CsvTrace | None = None
+    command: Command | None = None
+    skypilot: SkypilotCatalogue | None = None
+    runpod: Runpod | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PriceSource:
+        _exactly_one(self, "a price source")
+        return self
+
+
+class Webhook(Part):
+    """A POST of the alarm as JSON."""
+
+    url: Text
+
+
+class Mail(Part):
+    """A mail through an SMTP server; name and password come from the environment, if the server asks for them."""
+
+    server: Text
+    sender: Text
+    to: Words
+
+
+class Alarm(Part):
+    """Where an alarm goes, exactly one of three; `on` limits it to some events, without it all are sent."""
+
+    webhook: Webhook | None = None
+    command: Command | None = None
+    mail: Mail | None = None
+    on: Annotated[tuple[Event, ...], BeforeValidator(listed)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Alarm:
+        _exactly_one(self, "an alarm", leave_out=("on",))
+        return self
+
+
+class DeadMan(Part):
+    """The switch on the node: after so long without the guard's heartbeat it saves, and stops itself if `stop`."""
+
+    after_seconds: Count = 1800
+    stop: bool = False
+
+
+class Machine(Part):
+    """The machine as the provider sells it, and what its upkeep costs. Null: not known, and said so in reports."""
+
+    gpus: Count
+    provider: Name = "local"
+    disk_gb: Natural | None = None
+    disk_usd_per_gb_month_running: Money | None = None
+    disk_usd_per_gb_month_stopped: Money | None = None
+    egress_usd_per_gb: Money | None = None
+    restart_seconds: Natural = 900  # from a new allocation to its first update, paid for; an estimate
+    save_seconds: Natural = 10  # for one full checkpoint; an estimate
+
+
+class Zones(Part):
+    """Which zone's machine is taken, and when a better one is moved to."""
+
+    max_usd_per_hour: Price | None = None  # no machine above this price is taken
+    avoid_seconds: Natural = 3600  # a zone that preempted or failed control is not taken again for so long
+
+
+class Policy(Part):
+    """The whole file. `ceiling` null: no ceiling. `cap_usd` null: funds alone limit what may be spent."""
+
+    name: Name
+    machine: Machine
+    prices: Annotated[tuple[PriceSource, ...], BeforeValidator(listed)] = ()
+    rates: dict[Text, Price] = Field(default_factory=dict)  # US dollars for one unit of a currency
+    interval_seconds: Count = 300  # between two readings
+    window_seconds: Count = 3600  # the trailing window of the price per useful position
+    readings: Count = 4  # in a row above the ceiling before a stop
+    ceiling: Ceiling | None = None
+    resume: Resume = Field(default_factory=Resume)
+    cap_usd: Money | None = None
+    reserve: Reserve | Literal["computed"] = "computed"
+    stale_seconds: Count = 900  # a reading older than this is none
+    jump_factor: Price = Decimal(3)  # a change beyond it, up or down, needs a second source
+    no_reading: NoReading = Field(default_factory=NoReading)
+    stalled_seconds: Count = 3600  # no new update for so long is an alarm
+    copy_seconds: Count = 86_400  # a newest verified copy older than this is an alarm
+    save_timeout_seconds: Count = 1800  # how long the guard waits for save and verified copy before it alarms
+    zones: Zones = Field(default_factory=Zones)
+    alarms: Annotated[tuple[Alarm, ...], BeforeValidator(listed)] = ()
+    dead_man: DeadMan | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Policy:
+        if self.jump_factor <= 1:
+            raise refuse("jump_factor", self.jump_factor, "a factor above 1 is expected")
+        if self.window_seconds < self.interval_seconds:
+            raise refuse("window_seconds", self.window_seconds, "the window covers at least one interval_seconds of "
+                         f"{self.interval_seconds}")  # fmt: skip
+        if self.no_reading.after_seconds < self.interval_seconds:
+            raise refuse("no_reading.after_seconds", self.no_reading.after_seconds, "at least one interval_seconds of "
+                         f"{self.interval_seconds} is expected")  # fmt: skip
+        return self
+
+
+def load(path: Path) -> Policy:
+    """The policy in a YAML file; InputError names the file, the key, the value and what is allowed."""
+    return from_yaml(read_text(path, "a policy", LIMIT), str(path))
+
+
+def from_yaml(text: str, where: str) -> Policy:
+    """The policy in YAML text; `where` names it in messages."""
+    return from_plain(parse_yaml(text, where), where)
+
+
+def from_plain(value: object, where: str) -> Policy:
+    """The policy in plain data, such as a receipt's body holds it."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: a policy is a mapping of keys; see policies/ for complete ones")
+    try:
+        return Policy.model_validate(value)
+    except ValidationError as error:
+        raise InputError(f"{where}: {sentence(error, Policy)}") from None
+
+
+def plain(policy: Policy) -> dict[str, Any]:
+    """Every key with its value as plain JSON data; `from_plain` of it is the same policy."""
+    return policy.model_dump(mode="json")
+
+
+def policy_digest(policy: Policy) -> str:
+    """SHA-256 of the RFC 8785 JSON of `plain`: what receipts name a policy by."""
+    return digest(canonical(plain(policy)))
+
+
+def _exactly_one(part: Part, noun: str, leave_out: tuple[str, ...] = ()) -> None:
+    names = [name for name in type(part).model_fields if name not in leave_out]
+    given = [name for name in names if getattr(part, name) is not None]
+    if len(given) != 1:
+        what = " and ".join(given) if given else "none of its keys"
+        raise Conflict(f"{noun} has {what}; give exactly one of {', '.join(names)}")
