@@ -186,13 +186,13 @@ from pathlib import Path
 from small import drive
 from assay.data import queue as queues
 from assay.train import loop
-entered, enter = [], loop._enter_slot
+entered, enter = [], loop.enter_slot
 def then_append(trainer, update):
     number = enter(trainer, update)
     if number == 1 and not entered:
         entered.append(queues.append(Path({str(queue)!r}), {line!r}))
     return number
-loop._enter_slot = then_append
+loop.enter_slot = then_append
 raise SystemExit(drive(Path({str(recipe)!r}), Path({str(run)!r}), resume=True))
 """
     done = subprocess.run([sys.executable, "-c", child], check=False, capture_output=True, text=True)

@@ -18,7 +18,7 @@ from assay.run.history import ADOPTED, history
 from assay.train.optimizers import set_rates
 
 if TYPE_CHECKING:
-    from assay.train.loop import Trainer
+    from assay.train.trainer import Trainer
 
 
 def own_recipe(run: RunFolder, given: Recipe) -> Recipe:

@@ -6,11 +6,13 @@ not compute suites (see `evaluate`).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from assay.data.batches import validation_windows
 from assay.data.order import windows_available
-from assay.data.shard import Shard
+from assay.data.shard import Shard, open_shard
 from assay.errors import DataError
 from assay.model.decoder import Decoder
 from assay.recipe.schema import Recipe
@@ -52,3 +54,8 @@ def validation_loss(
     for one in ranks.together(sums).reshape(-1)[:pieces].tolist():
         total += one
     return total / (count * block), count
+
+
+def open_validation(recipe: Recipe, folder: Path) -> Shard | None:
+    """The validation shard that the recipe names, or None."""
+    return None if recipe.data.validation is None else open_shard(folder / recipe.data.validation)

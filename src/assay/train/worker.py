@@ -38,11 +38,15 @@ from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
 from assay.train import amending, control, numerics
 from assay.train.ahead import Ahead
+from assay.train.entering import first_slots
 from assay.train.hang import Bounds, HangWatch
-from assay.train.loop import Trainer, first_slots, open_validation, prepare, superseded, train
+from assay.train.loop import prepare, train
 from assay.train.progress import Progress
 from assay.train.ranks import LostRanks, Ranks, join, of_peers
 from assay.train.start import Started, begin
+from assay.train.telemetry import superseded
+from assay.train.trainer import Trainer
+from assay.train.validation import open_validation
 from assay.train.watch import Watch
 
 WORD_SECONDS = 3.0  # how long rank 0 waits for the word of a rank that it lost

@@ -1,0 +1,75 @@
+"""What the training loop works on: one object, made by the worker, and where its seconds went.
+
+No behaviour: the loop and the plain functions beside it (saving, entering, telemetry) read and change it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assay.data.batches import Batches
+from assay.data.shard import Shard
+from assay.ledger.ledger import Ledger
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+from assay.run.metrics import MetricsWriter
+from assay.train.ahead import Ahead
+from assay.train.hang import HangWatch
+from assay.train.progress import Progress
+from assay.train.ranks import Ranks
+from assay.train.start import Started
+from assay.train.watch import Watch
+
+
+@dataclass
+class Spent:
+    """Seconds inside updates, by what they went to; `accounting` is all that a bare loop would not do."""
+
+    total: float = 0.0
+    accounting: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """Count the block's seconds as accounting."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.accounting += seconds
+        self.parts[part] = self.parts.get(part, 0.0) + seconds
+
+
+@dataclass
+class Trainer:
+    """What the loop works on; made by the worker, used here alone. Of the ranks, the first alone has `metrics`."""
+
+    ranks: Ranks
+    run: RunFolder
+    recipe: Recipe
+    recipe_folder: Path
+    ledger: Ledger
+    segment: int
+    started: Started
+    batches: Batches
+    validation: Shard | None
+    device: torch.device
+    watch: Watch
+    hang: HangWatch | None
+    metrics: MetricsWriter | None
+    progress: Progress
+    superseded: dict[int, dict[str, Any]]
+    same_bits: Callable[[int], bool]
+    tell: Callable[[str], None]
+    spent: Spent = field(default_factory=Spent)
+    ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
+
+    def patient(self) -> AbstractContextManager[None]:
+        """Around what may take any time without being a hang."""
+        return self.hang.pause() if self.hang else nullcontext()
