@@ -18,7 +18,8 @@ def policy(extra: str = "") -> Policy:
 
 def test_a_policy_survives_plain_data() -> None:
     full = policy('prices: [{fixed: {value: "1.99", unit: gpu-hour}}, {command: {argv: [price, --now]}}]\n'
-                  'reserve: {usd: "25"}\nrates: {EUR: "1.08"}\nalarms: [{webhook: {url: "https://example.org/x"}}]\n'
+                  'reserve: {usd: "25"}\nrates: {EUR: {usd: "1.08", source: ECB, date: "2026-11-11"}}\n'
+                  'alarms: [{webhook: {url: "https://example.org/x"}}]\n'
                   "dead_man: {after_seconds: 600, stop: true}\n")  # fmt: skip
     assert from_plain(plain(full), "again") == full
     assert full.ceiling is not None
@@ -46,6 +47,9 @@ def test_a_policy_survives_plain_data() -> None:
         ("window_seconds: 100\n", "at least one interval_seconds"),
         ("reserve: {usd: 3}\n", "in quotes"),
         ("reserve: none\n", "reserve"),
+        ('rates: {EUR: {usd: "1.08", source: ECB, date: yesterday}}\n', "a date"),
+        ('rates: {EUR: {usd: "1.08", date: "2026-11-11"}}\n', "rates.EUR.source is missing"),
+        ("prices: [{runpod: {gpu: NVIDIA H200, pod: abc}}]\n", "pod and gpu"),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_sentence(extra: str, said: str) -> None:

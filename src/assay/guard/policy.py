@@ -7,11 +7,12 @@ unit in the key, never binary floats. It reads prices, spend and machines of nob
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError, model_validator
 
 from assay.errors import InputError
 from assay.files.digest import canonical, digest
@@ -21,7 +22,7 @@ from assay.recipe.load import parse_yaml, sentence
 from assay.recipe.schema import Part
 
 LIMIT = 64 << 10  # bytes
-Unit = Literal["machine-hour", "machine-second", "gpu-hour", "gpu-second"]
+Unit = Literal["machine-hour", "machine-second", "machine-month", "gpu-hour", "gpu-second", "gpu-month"]
 Event = Literal["stop", "overspend", "stale_copy", "stalled", "failed_control", "no_reading"]
 MOST_DIGITS = 28  # what decimal's default context carries
 
@@ -49,6 +50,14 @@ def _above_zero(value: object) -> object:
     if number == 0:
         raise ValueError('a decimal number above 0 in quotes is expected, such as "16.50"')
     return number
+
+
+def _date(value: str) -> str:
+    try:
+        date.fromisoformat(value)
+    except ValueError:
+        raise ValueError('a date such as "2026-11-11" is expected, in quotes') from None
+    return value
 
 
 def _fraction(value: object) -> object:
@@ -82,6 +91,14 @@ class Reserve(Part):
     """A reserve that is set rather than computed."""
 
     usd: Money
+
+
+class Rate(Part):
+    """What one unit of a currency is worth in US dollars, by whose word and of which day."""
+
+    usd: Price
+    source: Text
+    date: Annotated[Text, AfterValidator(_date)]
 
 
 class NoReading(Part):
@@ -126,12 +143,17 @@ class SkypilotCatalogue(Part):
 class Runpod(Part):
     """RunPod's HTTP API; the key is read from the environment variable `key_variable`, never from the file."""
 
-    gpu: Text
-    pod: Text | None = None  # the pod's own price; null: the listed price of `gpu`
-    spot: bool = True
-    url: Text = "https://api.runpod.io/graphql"
+    pod: Text | None = None  # what this pod costs now; null: the list price of `gpu`
+    gpu: Text | None = None
+    cloud: Literal["secure", "community"] = "secure"
+    url: Text = "https://api.runpod.io"
     key_variable: Text = "RUNPOD_API_KEY"
     timeout_seconds: Count = 30
+
+    @model_validator(mode="after")
+    def _one(self) -> Runpod:
+        _exactly_one(self, "a price source runpod", of=("pod", "gpu"))
+        return self
 
 
 class PriceSource(Part):
@@ -173,7 +195,7 @@ class Alarm(Part):
 
     @model_validator(mode="after")
     def _one(self) -> Alarm:
-        _exactly_one(self, "an alarm", leave_out=("on",))
+        _exactly_one(self, "an alarm", of=("webhook", "command", "mail"))
         return self
 
 
@@ -195,6 +217,7 @@ class Machine(Part):
     egress_usd_per_gb: Money | None = None
     restart_seconds: Natural = 900  # from a new allocation to its first update, paid for; an estimate
     save_seconds: Natural = 10  # for one full checkpoint; an estimate
+    disk_days: Natural = 7  # for how long the reserve pays the stopped machine's disk
 
 
 class Zones(Part):
@@ -210,7 +233,7 @@ class Policy(Part):
     name: Name
     machine: Machine
     prices: Annotated[tuple[PriceSource, ...], BeforeValidator(listed)] = ()
-    rates: dict[Text, Price] = Field(default_factory=dict)  # US dollars for one unit of a currency
+    rates: dict[Text, Rate] = Field(default_factory=dict)  # by currency; without one its prices are no readings
     interval_seconds: Count = 300  # between two readings
     window_seconds: Count = 3600  # the trailing window of the price per useful position
     readings: Count = 4  # in a row above the ceiling before a stop
@@ -271,8 +294,8 @@ def policy_digest(policy: Policy) -> str:
     return digest(canonical(plain(policy)))
 
 
-def _exactly_one(part: Part, noun: str, leave_out: tuple[str, ...] = ()) -> None:
-    names = [name for name in type(part).model_fields if name not in leave_out]
+def _exactly_one(part: Part, noun: str, of: tuple[str, ...] = ()) -> None:
+    names = of or tuple(type(part).model_fields)
     given = [name for name in names if getattr(part, name) is not None]
     if len(given) != 1:
         what = " and ".join(given) if given else "none of its keys"
