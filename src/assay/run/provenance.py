@@ -6,6 +6,7 @@ salted digests, paths are cut to their last part, and only allow-listed variable
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -28,11 +29,10 @@ _ABSOLUTE = re.compile(r"(?<![\w.…/-])/+[^\s:,;=|'\"]+")
 
 def provenance(run: RunFolder, command: list[str]) -> dict[str, Any]:
     """Everything about a segment that needs no torch; see `train.numerics` for the rest."""
-    packages = sorted({f"{item.name}=={item.version}" for item in metadata.distributions()})
     return {
         "command": [_plain(run, word) for word in command],
         "code": code_identity(),
-        "packages": {"sha256": digest(canonical(packages)), "list": packages},
+        "packages": packages(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "image": os.environ.get(IMAGE_VARIABLE),
@@ -41,6 +41,14 @@ def provenance(run: RunFolder, command: list[str]) -> dict[str, Any]:
     }
 
 
+@functools.cache  # reading every package's metadata takes half a second; a process does not change what it loaded
+def packages() -> dict[str, Any]:
+    """Every installed package as name==version, sorted, and the digest of that list."""
+    names = sorted({f"{item.name}=={item.version}" for item in metadata.distributions()})
+    return {"sha256": digest(canonical(names)), "list": names}
+
+
+@functools.cache  # asked for by every check of a start; the code that a process runs is the one it began with
 def code_identity() -> dict[str, Any]:
     """The commit and dirty flag where the code lies in a git checkout, and the digest of every source file.
 
