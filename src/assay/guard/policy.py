@@ -217,14 +217,23 @@ class Machine(Part):
     egress_usd_per_gb: Money | None = None
     restart_seconds: Natural = 900  # from a new allocation to its first update, paid for; an estimate
     save_seconds: Natural = 10  # for one full checkpoint; an estimate
+    positions_per_second: Count | None = None  # useful ones, of the whole machine; an estimate, for the simulator alone
     disk_days: Natural = 7  # for how long the reserve pays the stopped machine's disk
 
 
 class Zones(Part):
-    """Which zone's machine is taken, and when a better one is moved to."""
+    """Which zone's machine is taken, and when a better one is moved to.
+
+    A zone is taken when it has been available without a break for `settle_seconds`, and for so many
+    `settle_seconds_per_loss` more as times it was lost within the last `memory_seconds`.
+    """
 
     max_usd_per_hour: Price | None = None  # no machine above this price is taken
-    avoid_seconds: Natural = 3600  # a zone that preempted or failed control is not taken again for so long
+    settle_seconds: Natural = 0
+    settle_seconds_per_loss: Natural = 0
+    memory_seconds: Count = 86_400
+    avoid_seconds: Natural = 3600  # a zone that preempted us or failed control is not taken again for so long
+    move_fraction: Fraction | None = None  # moves to a zone at or below this part of the present price; null: never
 
 
 class Policy(Part):
