@@ -293,6 +293,14 @@ def from_plain(value: object, where: str) -> Policy:
         raise InputError(f"{where}: {sentence(error, Policy)}") from None
 
 
+def rate(usd: Decimal, source: str, day: str) -> Rate:
+    """A rate that somebody states; InputError when it makes no sense."""
+    try:
+        return Rate.model_validate({"usd": usd, "source": source, "date": day})
+    except ValidationError as error:
+        raise InputError(f"the rate: {sentence(error, Rate)}") from None
+
+
 def plain(policy: Policy) -> dict[str, Any]:
     """Every key with its value as plain JSON data; `from_plain` of it is the same policy."""
     return policy.model_dump(mode="json")
