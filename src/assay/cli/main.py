@@ -15,6 +15,7 @@ import typer
 
 from assay import __version__
 from assay.cli.amend import amend_app
+from assay.cli.budget import budget_app
 from assay.cli.control import control_app
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
@@ -51,6 +52,7 @@ app.command("train")(train)
 app.command("status")(status_command)
 app.add_typer(control_app, name="control")
 app.add_typer(amend_app, name="amend", help="Change a running recipe under the rules")
+app.add_typer(budget_app, name="budget", help="Keep a run's funds, bills and expenses")
 app.command("stop")(stop_command)
 app.command("release")(release_command)
 app.command("abandon")(abandon_command)

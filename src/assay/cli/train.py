@@ -142,7 +142,7 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "start": ", last ".join(begun) if begun else "not started",
         "scheduled updates": facts["scheduled"],
         "projected updates": facts["projected"] if facts["projected"] is not None else "nobody stated an estimate",
-        "affordable updates": facts["affordable"] if facts["affordable"] is not None else "no budget stated",
+        "affordable updates": facts["affordable"] if facts["affordable"] is not None else facts["affordable_unknown"],
         "reported updates": facts["reported"] if facts["reported"] is not None else "none yet",
         "saved updates": facts["saved"] if facts["saved"] is not None else "none yet",
         "mirrored updates": f"{facts['mirrored']:,} (saved {clock(facts['mirrored_age_seconds'])} ago)"

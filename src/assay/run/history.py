@@ -13,6 +13,7 @@ from typing import Any
 
 from assay.errors import VerificationError
 from assay.ledger.ledger import Receipt, read
+from assay.run import accounts
 
 OPENING = ("start", "recovery")
 CLOSING = ("interrupted", "end", "failed")
@@ -100,6 +101,7 @@ class History:
     amendments: list[Receipt] = field(default_factory=list)
     controls: list[Receipt] = field(default_factory=list)
     slots: list[Receipt] = field(default_factory=list)
+    money: list[Receipt] = field(default_factory=list)  # what `accounts` counts: funds, bills, metered spend
     tip: str | None = None  # manifest digest of the checkpoint that training last saved or came back from
     before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
     hold: Receipt | None = None
@@ -239,6 +241,8 @@ def _take(result: History, receipt: Receipt) -> None:
             current.adopted.append(receipt)
     elif receipt.kind == "slot.entered":
         result.slots.append(receipt)
+    elif receipt.kind in accounts.KINDS:
+        result.money.append(receipt)
     elif receipt.kind == "hold":
         result.hold = receipt
     elif receipt.kind == "released":

@@ -17,6 +17,7 @@ from assay.errors import AssayError, VerificationError
 from assay.recipe.schedule import decay_start
 from assay.recipe.schema import Recipe
 from assay.run import metrics
+from assay.run.accounts import Account, account
 from assay.run.amendments import amendments, effective
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import AWAITED, SAFE, History, Saved, history
@@ -56,6 +57,8 @@ def status(run: RunFolder) -> dict[str, Any]:
     copies = [item for item in told.saved if item.kind == "full" and item.manifest_sha256 in copied]
     copy = max(copies, key=lambda item: (item.step, item.segment), default=None)
     contacts = [stamp for stamp in (seen.time, told.last.time if told.last else None) if stamp]
+    money = account(told.money)
+    affordable = money.affordable(seen.step)
     starts = [{"mode": one.mode, "step": one.first} for one in told.segments]
     return {
         "run_id": told.run_id,
@@ -65,7 +68,8 @@ def status(run: RunFolder) -> dict[str, Any]:
         "last_start": starts[-1] if starts else None,
         "scheduled": recipe.schedule.updates,
         "projected": None,
-        "affordable": None,
+        "affordable": affordable,
+        "affordable_unknown": money.unknown(seen.step),
         "reported": seen.step,
         "saved": newest.step if newest else None,
         "mirrored": copy.step if copy else None,
@@ -80,7 +84,7 @@ def status(run: RunFolder) -> dict[str, Any]:
         "last_contact": max(contacts, default=None),
         "decay_start": decay_start(recipe.schedule),
         "amendments": [{"amendment": one.id, "state": one.state} for one in amendments(told, told.tip)],
-        "warnings": [*warnings(recipe, affordable=None), *late_copies(full)],
+        "warnings": [*warnings(recipe, affordable), *late_copies(full), *overspent(money)],
     }
 
 
@@ -104,10 +108,22 @@ def warnings(recipe: Recipe, affordable: int | None) -> list[str]:
     start = decay_start(recipe.schedule)
     if recipe.schedule.intent != "no-decay" or start is None or (affordable is not None and affordable < start):
         return []
-    reach = "no budget is stated" if affordable is None else f"{affordable:,} updates are affordable"
+    unknown = "how many updates the money pays for is not known"
+    reach = unknown if affordable is None else f"{affordable:,} updates are affordable"
     return [
         f"schedule.intent is no-decay, and the decay would begin at update {start:,} ({reach}): the run stops there, "
         "saved; extend it in time with assay amend --updates, or remove the decay with --decay none"
+    ]
+
+
+def overspent(money: Account) -> list[str]:
+    """A warning when what was spent and the reserve together exceed the funds."""
+    remaining = money.remaining
+    if remaining is None or remaining >= 0:
+        return []
+    return [
+        f"the budget is used up: what was spent and the reserve exceed the funds by {-remaining:,.2f} US dollars; see "
+        "assay budget report"
     ]
 
 
