@@ -21,6 +21,7 @@ from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
 from assay.cli.demo import demo_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
+from assay.cli.guard import guard_app
 from assay.cli.key import key_app
 from assay.cli.mirror import fetch_command, mirror_command
 from assay.cli.plan import plan_command
@@ -60,6 +61,7 @@ app.command("mirror")(mirror_command)
 app.command("fetch")(fetch_command)
 app.command("verify")(verify_command)
 app.command("bundle")(bundle_command)
+app.add_typer(guard_app, name="guard")
 app.command("evaluate")(evaluate_command)
 app.command("export")(export_command)
 app.add_typer(import_app, name="import")

@@ -14,6 +14,7 @@ at or below `resume.fraction` of the ceiling. What the budget or a person stoppe
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -43,7 +44,7 @@ class Point:
 class Zone:
     """One place that sells the machine: whether one could be had since when, at which price, and when not any more.
 
-    `losses`: when it ceased to be available, to anybody. `failures`: when it preempted us or failed control.
+    `losses`: when it ceased to be available, to anybody, rising. `failures`: when it preempted us or failed control.
     """
 
     name: str
@@ -152,7 +153,7 @@ def per_billion(history: History, policy: Policy, most: int) -> list[Decimal]:
 def settled(zone: Zone, policy: Policy, now: datetime) -> bool:
     """Whether a zone has been available for as long as its losses ask, and did not fail us of late."""
     rules = policy.zones
-    lost = sum(1 for loss in zone.losses if _seconds(loss, now) < rules.memory_seconds)
+    lost = len(zone.losses) - bisect_right(zone.losses, now - timedelta(seconds=rules.memory_seconds))
     asked = rules.settle_seconds + lost * rules.settle_seconds_per_loss
     failed = any(_seconds(failure, now) < rules.avoid_seconds for failure in zone.failures)
     return zone.available and not failed and _seconds(zone.since, now) >= asked

@@ -1,0 +1,171 @@
+"""The simulator: hand-made traces with known answers, and what no trace may do to budget, bound and blindness."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.errors import InputError
+from assay.guard.clairvoyant import optimum
+from assay.guard.policy import Policy, from_yaml
+from assay.guard.simulator import Outcome, facts, simulate
+from assay.guard.traces import Change, Trace
+
+T0 = datetime(2026, 11, 1, tzinfo=UTC)
+MINUTES = 10
+
+
+@cache
+def policy(extra: str = "", machine: str = "save_seconds: 10") -> Policy:
+    return from_yaml(
+        f"name: test\nmachine: {{gpus: 8, positions_per_second: 1000, {machine}}}\ninterval_seconds: 600\n{extra}",
+        "test",
+    )
+
+
+def at(minutes: float) -> datetime:
+    return T0 + timedelta(minutes=minutes)
+
+
+def trace(end: float, *rows: tuple[float, str, int, str | None]) -> Trace:
+    changes = (Change(at(when), zone, bool(up), None if usd is None else Decimal(usd)) for when, zone, up, usd in rows)
+    return Trace(tuple(changes), T0, at(end))
+
+
+def test_a_lost_machine_is_paid_for_until_then_and_its_start_is_waste() -> None:
+    done = simulate(trace(180, (0, "a", 1, "12"), (0, "b", 1, "18"), (75, "a", 0, "12")), policy())
+    # a: 75 minutes, of which 15 start and 10 seconds save; b from the next look, minute 80: 100 minutes, 15 start
+    assert done.spent == Decimal(75 * 12 + 100 * 18) / 60
+    assert done.useful == 75 * 60 - 900 - 10 + 100 * 60 - 900
+    assert done.positions == 1000 * done.useful
+    assert (done.starts, done.interruptions, done.moves, done.stops) == (2, 1, 0, 0)
+    assert done.waste["first start"] == 3
+    assert done.waste["restart after a loss"] == Decimal("4.5")
+    assert done.waste["saves"] == Decimal(120) / 3600
+    assert done.usd_per_useful_hour == done.spent * 3600 / done.useful
+
+
+def test_a_machine_that_is_lost_before_its_first_update_trained_nothing() -> None:
+    done = simulate(trace(60, (0, "a", 1, "12"), (14, "a", 0, "12")), policy())
+    assert (done.useful, done.spent, done.waste["first start"]) == (0, Decimal("2.8"), Decimal("2.8"))
+    assert facts(done)["usd_per_useful_hour"] is None
+
+
+def test_a_move_pays_a_save_and_a_start() -> None:
+    rules = policy('zones: {move_fraction: "0.9"}\n')
+    done = simulate(trace(240, (0, "a", 1, "12"), (65, "b", 1, "6")), rules)
+    # a until minute 70 and 10 seconds for the save, then b
+    assert done.moves == 1
+    assert done.spent == (Decimal(4210 * 12) + Decimal(240 * 60 - 4210) * 6) / 3600
+    assert done.useful == 70 * 60 - 900 + 240 * 60 - 4210 - 900
+
+
+def test_what_happened_before_the_begin_is_remembered_and_what_comes_is_not_known() -> None:
+    rules = policy("zones: {settle_seconds_per_loss: 3600, memory_seconds: 36000}\n")
+    rows = [(0.0, "a", 1, "12"), (5.0, "a", 0, "12"), (6.0, "a", 1, "12"), (200.0, "a", 0, "12")]
+    whole = trace(300, *rows)
+    done = simulate(whole, rules, at(20))
+    assert done.pieces[0].begin == at(70)  # available since minute 6, an hour for the one loss, looks at 20, 30, …
+    with pytest.raises(InputError, match="not within the trace"):
+        simulate(whole, rules, at(-1))
+
+
+def test_a_price_above_the_ceiling_stops_it_once_and_a_low_one_brings_it_back() -> None:
+    # 1,000 positions a second are 3.6 million an hour; 14.4 dollars an hour are 4,000 dollars per 10^9
+    rules = policy('ceiling: {usd_per_billion_positions: "4000"}\n')
+    prices = [(0, "12"), (120, "15"), (240, "14"), (360, "15"), (480, "12")]
+    done = simulate(trace(720, *((when, "a", 1, usd) for when, usd in prices)), rules)
+    assert (done.stops, done.starts) == (1, 2)
+    first, second = (piece for piece in done.pieces if piece.kind == "start")
+    assert first.begin == T0
+    assert done.pieces[1].end == at(150)  # looks at 120, 130, 140 and 150 are above
+    assert second.begin == at(510)  # at 480, 490, 500 and 510 it is at most 0.9 × 14.4
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 600), st.sampled_from("abc"), st.booleans(), st.decimals("10", "29.9", places=2)),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+def made(rows: list[tuple[int, str, bool, Decimal]]) -> Trace:
+    changes = tuple(Change(at(when), *rest) for when, *rest in sorted(rows, key=lambda row: row[0]))
+    return Trace((Change(T0, "a", True, Decimal(15)), *changes), T0, at(900))
+
+
+@settings(deadline=None, max_examples=60)
+@given(ROWS, st.integers(0, 300), st.integers(0, 40), st.booleans())
+def test_it_never_spends_beyond_the_budget_less_the_reserve(
+    rows: list[tuple[int, str, bool, Decimal]], cap: int, reserve: int, moves: bool
+) -> None:
+    """Prices rise by less than the jump factor of 3 between two looks; the last stop's save is included."""
+    zones = 'zones: {move_fraction: "0.95"}\n' if moves else ""
+    done = simulate(made(rows), policy(f'cap_usd: "{cap}"\nreserve: {{usd: "{reserve}"}}\n{zones}'))
+    assert done.spent <= max(cap - reserve, 0)
+    assert done.positions == int(done.useful * 1000)
+    assert 0 <= done.useful <= done.paid
+
+
+@settings(deadline=None, max_examples=40)
+@given(ROWS, st.integers(0, 300), st.integers(0, 300), st.booleans())
+def test_more_money_never_trains_less(
+    rows: list[tuple[int, str, bool, Decimal]], one: int, other: int, moves: bool
+) -> None:
+    zones = 'zones: {move_fraction: "0.95"}\n' if moves else ""
+    low, high = (simulate(made(rows), policy(f'cap_usd: "{cap}"\n{zones}')) for cap in sorted((one, other)))
+    assert low.positions <= high.positions
+    assert low.spent <= high.spent
+
+
+@settings(deadline=None, max_examples=40)
+@given(ROWS, ROWS, st.sampled_from(["", 'zones: {move_fraction: "0.9", settle_seconds: 900}\n']))
+def test_the_future_changes_nothing(
+    rows: list[tuple[int, str, bool, Decimal]], future: list[tuple[int, str, bool, Decimal]], zones: str
+) -> None:
+    """Whatever comes after minute 600, what was done and spent until then is the same."""
+    rules = policy(zones)
+    later = [(when + 601, *rest) for when, *rest in future]
+    one = simulate(made(rows), rules, end=at(600))
+    other = simulate(made([*rows, *later]), rules, end=at(600))
+    assert (one.spent, one.positions, one.pieces) == (other.spent, other.positions, other.pieces)
+    whole = simulate(made([*rows, *later]), rules)
+    assert whole.pieces[: len(one.pieces) - 1] == one.pieces[:-1]
+
+
+def least(found: Outcome, market: Trace, rules: Policy) -> Decimal:
+    plan = optimum(market, rules, useful=found.useful)
+    assert plan is not None
+    return plan.least
+
+
+@settings(deadline=None, max_examples=25)
+@given(ROWS, st.sampled_from(["", 'zones: {move_fraction: "0.9"}\n', 'zones: {max_usd_per_hour: "17"}\n',
+                              "zones: {settle_seconds: 1800}\n"]))  # fmt: skip
+def test_nobody_is_cheaper_than_the_optimum(rows: list[tuple[int, str, bool, Decimal]], zones: str) -> None:
+    market, rules = made(rows), policy(zones, "save_seconds: 0")
+    done = simulate(market, rules)
+    if done.useful:
+        assert least(done, market, rules) <= done.spent + Decimal("1e-9")
+
+
+def test_the_optimum_waits_for_what_a_blind_rule_cannot_know() -> None:
+    market = trace(600, (0, "a", 1, "20"), (60, "a", 0, "20"), (60, "b", 1, "10"))
+    rules = policy("", "save_seconds: 0")
+    plan = optimum(market, rules)
+    assert plan is not None
+    assert (plan.spent, plan.useful, plan.starts) == (90, 540 * 60 - 900, 1)  # b alone, from minute 60 to 600
+    everything = optimum(market, rules, useful=Decimal(540 * 60))
+    assert everything is not None
+    assert (everything.spent, everything.useful, everything.starts) == (110, 600 * 60 - 1800, 2)
+    assert optimum(market, rules, useful=Decimal(600 * 60)) is None
+
+
+def test_an_estimate_that_is_missing_is_named() -> None:
+    rules = from_yaml("name: bare\nmachine: {gpus: 8}\n", "bare.yaml")
+    with pytest.raises(InputError, match=r"bare: machine\.positions_per_second is null"):
+        simulate(trace(60, (0, "a", 1, "12")), rules)
