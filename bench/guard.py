@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +28,7 @@ SETTLE = (0, 600, 1200, 1800, 3600, 7200)  # seconds; the same for each loss
 MEMORY = (43_200, 86_400, 172_800, 259_200, 604_800)
 MOST = ("15", "17", "19")  # dollars an hour: two zones, four, nine
 MOVE = (None, Decimal("0.95"))
-STARTS = range(0, 121, 12)  # hours after the trace's begin, each simulated to the end of the first half
+STARTS = range(0, 121, 24)  # hours after the trace's begin, each simulated to the end of the first half
 DRAWS = 200
 PLAIN = "plain-17"
 
@@ -105,10 +106,15 @@ def grid() -> Iterator[Zones]:
                     memory_seconds=memory, avoid_seconds=0, move_fraction=move)  # fmt: skip
 
 
+@cache
+def read(path: Path) -> traces.Trace:
+    """The trace, read once a process."""
+    return traces.load(path)
+
+
 def judged(path: Path, zones: Zones) -> tuple[Decimal, Decimal]:
     """Dollars and useful seconds over all starts of the first half."""
-    trace = traces.load(path)
-    plain = load(shared(f"policies/{PLAIN}.yaml"))
+    trace, plain = read(path), load(shared(f"policies/{PLAIN}.yaml"))
     policy = plain.model_copy(update={"zones": zones})
     spent = useful = Decimal(0)
     for hours in STARTS:

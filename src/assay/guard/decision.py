@@ -176,7 +176,7 @@ def offers(history: History, policy: Policy, now: datetime) -> list[Zone]:
 def _paying(history: History, policy: Policy, now: datetime) -> Decision:
     allocation, points = history.allocation, _of_allocation(history)
     assert allocation is not None
-    row = per_billion(history, policy, policy.readings)
+    row = per_billion(history, policy, policy.readings if policy.ceiling else 1)
     newest = row[-1] if row else None
     valid = [point for point in points if point.usd_per_hour is not None]
     if history.hold is not None:
