@@ -192,13 +192,23 @@ def gather(receipts: Iterable[Receipt]) -> History:
     return result
 
 
+def _end_of_step(result: History, body: dict[str, Any]) -> str | None:
+    """The checkpoint that training goes on from, or the weights that were saved of the very same step after it."""
+    tip: str | None = body["evidence"].get("manifest_sha256")
+    for item in result.saved:
+        same = item.kind == "weights" and item.step == body["step"]
+        if same and result.before.get(item.manifest_sha256) == tip is not None:
+            tip = item.manifest_sha256
+    return tip
+
+
 def _take(result: History, receipt: Receipt) -> None:
     body = receipt.body
     result.last = receipt
     result.kinds[receipt.kind] = result.kinds.get(receipt.kind, 0) + 1
     current = result.segments[-1] if result.segments else None
     if receipt.kind in OPENING:
-        result.tip = body["evidence"].get("manifest_sha256") if receipt.kind == "recovery" else None
+        result.tip = _end_of_step(result, body) if receipt.kind == "recovery" else None
         opened = Segment(receipt.seq, body["segment"], body["mode"], body["step"], receipt.time, body)
         opened.adopted = result.adopted_by(result.tip)
         result.segments.append(opened)

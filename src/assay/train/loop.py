@@ -23,7 +23,7 @@ from assay.train.entering import enter_slot, next_queue
 from assay.train.loss import window_loss
 from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
 from assay.train.reduction import share, tree
-from assay.train.saving import due_steps, interrupt, save_full, save_weights
+from assay.train.saving import catch_up, due_steps, interrupt, save_full, save_weights
 from assay.train.telemetry import compare, line_of
 from assay.train.trainer import Trainer
 from assay.train.validation import validation_loss
@@ -46,6 +46,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due, last, boundary = _terms(trainer, until)
+    catch_up(trainer, due)
     slot, first = -1, position.step
 
     while position.step < last:

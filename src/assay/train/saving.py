@@ -45,6 +45,18 @@ def save_full(trainer: Trainer, saved_steps: set[int]) -> None:
         saved_steps.discard(item.step)
 
 
+def catch_up(trainer: Trainer, due: dict[str, set[int]]) -> None:
+    """On a resume: the weights that were due at this very step, when the interruption came before they were saved."""
+    step = trainer.started.position.step
+
+    def missing() -> bool:
+        line = history(trainer.run.ledger).line
+        return step in due["weights"] and not any(item.kind == "weights" and item.step == step for item in line)
+
+    if trainer.started.mode == "resume" and trainer.ranks.lead(missing):
+        save_weights(trainer)
+
+
 def save_weights(trainer: Trainer) -> None:
     """A weights checkpoint of the present step."""
     _save(trainer, "weights")
