@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test kills lint bench clean
 
 install: $(STAMP)
 
@@ -19,7 +19,10 @@ demo: install
 	$(BIN)/assay demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not kills'
+
+kills: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m kills
 
 lint: install
 	$(BIN)/ruff check .
