@@ -165,6 +165,22 @@ def test_the_optimum_waits_for_what_a_blind_rule_cannot_know() -> None:
     assert optimum(market, rules, useful=Decimal(600 * 60)) is None
 
 
+def test_disks_are_paid_for_running_and_stopped_where_the_policy_states_them() -> None:
+    disk = 'disk_gb: 730, disk_usd_per_gb_month_running: "2", disk_usd_per_gb_month_stopped: "1"'
+    market = trace(120, (0, "a", 1, "12"), (60, "a", 0, "12"))
+    done, bare = simulate(market, policy("", disk)), simulate(market, policy())
+    assert done.disk == 3  # an hour at 2 dollars and an hour at 1
+    assert done.spent == bare.spent + 3
+
+
+def test_a_computed_reserve_is_kept_back() -> None:
+    # 600 + 10 + 1,800 + 900 seconds at 36 dollars an hour are 33.10; the next look at three times the price 18.30
+    market = trace(900, (0, "a", 1, "36"))
+    done = simulate(market, policy('cap_usd: "100"\n'))
+    assert done.decision.cause == "held"
+    assert Decimal(100) - Decimal("33.1") - Decimal("18.3") - 6 < done.spent <= Decimal(100) - Decimal("33.1")
+
+
 def test_an_estimate_that_is_missing_is_named() -> None:
     rules = from_yaml("name: bare\nmachine: {gpus: 8}\n", "bare.yaml")
     with pytest.raises(InputError, match=r"bare: machine\.positions_per_second is null"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from assay.errors import InputError
 from assay.guard import decision
+from assay.guard.budget import disk_time
 from assay.guard.decision import (
     SECONDS_PER_HOUR,
     Allocation,
@@ -32,7 +33,6 @@ from assay.guard.policy import Policy, Reserve
 from assay.guard.traces import Change, Trace
 
 Decide = Callable[[History, Policy, datetime], Decision]
-SECONDS_PER_MONTH = 730 * SECONDS_PER_HOUR  # a twelfth of a year, as providers bill disks
 WASTE = ("first start", "restart after a loss", "restart after a move", "restart after a stop", "saves")
 
 
@@ -278,17 +278,25 @@ def _shown_price(world: _World, policy: Policy) -> Decimal | None:
 
 
 def _purse(world: _World, policy: Policy, passed: timedelta) -> Purse:
-    reserve = policy.reserve.usd if isinstance(policy.reserve, Reserve) else Decimal(0)
-    return Purse(world.spent / SECONDS_PER_HOUR + _disk(world, policy, passed), reserve)
+    return Purse(world.spent / SECONDS_PER_HOUR + _disk(world, policy, passed), _reserve(world, policy))
+
+
+def _reserve(world: _World, policy: Policy) -> Decimal:
+    """As the budget computes it; nobody measured a copy here, so it takes `save_timeout_seconds` and no egress."""
+    if isinstance(policy.reserve, Reserve):
+        return policy.reserve.usd
+    machine = policy.machine
+    price = world.price if world.allocation is not None else _shown_price(world, policy) or Decimal(0)
+    seconds = policy.interval_seconds + machine.save_seconds + policy.save_timeout_seconds + machine.restart_seconds
+    days = Decimal(machine.disk_days * 24 * SECONDS_PER_HOUR)
+    return price * seconds / SECONDS_PER_HOUR + (disk_time(policy, stopped=True, seconds=days) or 0)
 
 
 def _disk(world: _World, policy: Policy, passed: timedelta) -> Decimal:
     """What the disk cost: while the machine was paid for and while it was not, where the policy states that."""
-    machine = policy.machine
-    whole = Decimal(passed // timedelta(microseconds=1)) / 1_000_000
-    running, stopped = machine.disk_usd_per_gb_month_running or 0, machine.disk_usd_per_gb_month_stopped or 0
-    per_gb = running * world.paid + stopped * max(whole - world.paid, Decimal(0))
-    return (machine.disk_gb or 0) * per_gb / SECONDS_PER_MONTH
+    waited = max(Decimal(passed // timedelta(microseconds=1)) / 1_000_000 - world.paid, Decimal(0))
+    running = disk_time(policy, stopped=False, seconds=world.paid) or Decimal(0)
+    return running + (disk_time(policy, stopped=True, seconds=waited) or Decimal(0))
 
 
 def _money(amount: Decimal) -> str:

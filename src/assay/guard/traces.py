@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 from assay.errors import InputError
 from assay.files.reading import read_text
 
 COLUMNS = ("time", "zone", "available", "usd_per_hour")
+_PRICE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,12})?")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Trace:
 
 def load(path: Path) -> Trace:
     """The trace in a CSV file; InputError names the file and the line of the first fault."""
-    rows = csv.reader(io.StringIO(read_text(path, "a price trace"), newline=""))
+    rows = csv.reader(io.StringIO(read_text(path, "a price trace"), newline=""), strict=True)
     changes, last = list[Change](), None
     try:
         header = next(rows)
@@ -80,10 +82,7 @@ def _change(time: datetime, row: list[str], where: str) -> Change:
         raise InputError(f"{where}: available is {available[:40]!r}; 0 and 1 are allowed")
     if not price:
         return Change(time, zone, available == "1", None)
-    try:
-        number = Decimal(price)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite() or not 0 < number < 1_000_000 or len(number.as_tuple().digits) > 20:
+    number = Decimal(price) if _PRICE.fullmatch(price) else Decimal(0)
+    if not number:
         raise InputError(f"{where}: usd_per_hour is {price[:40]!r}; a decimal number above 0 or nothing is expected")
     return Change(time, zone, available == "1", number)
