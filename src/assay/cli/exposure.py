@@ -61,7 +61,7 @@ def exposure_command(
         run = RunFolder(path)
         own = runs.consumption(run)
         ancestors, unaccounted = runs.ancestry(run) if ancestry else ([], [])
-        consumed, recomputed = own.consumed, own.recomputed
+        consumed, recomputed, again = own.consumed, own.recomputed, own.again
         places = [*own.roots, *(root or [])]
     else:
         if not path.exists():
@@ -72,14 +72,14 @@ def exposure_command(
             raise InputError(f"--ancestry is given for the queue {path}; only a run has ancestors")
         first, last = exposure.parse_interval(updates, "--updates")
         consumed, recomputed = exposure.Consumed(queues.load(path), seed, global_batch, first, last), 0
-        places = roots_of(path, root)
+        places, again = roots_of(path, root), None
     asked = [exposure.parse_interval(text, "--range") for text in ranges or []]
     terms = [exposure.parse_declared(text) for text in declared or []]
     shards = queues.locate(consumed.queue, places)
     for ancestor in ancestors:
         shards = {**queues.locate(ancestor.consumed.queue, [*ancestor.roots, *(root or [])]), **shards}
     counted = exposure.Exposure([consumed, *(ancestor.consumed for ancestor in ancestors)], shards)
-    facts = {**counted.facts(consumed.queue, slot, asked), "recomputed": recomputed}
+    facts = {**counted.facts(consumed.queue, slot, asked), "recomputed": recomputed, "recomputed_work": again}
     if ancestors:
         facts["already"] = exposure.already(
             exposure.Exposure([consumed], shards),
@@ -98,7 +98,12 @@ def exposure_command(
     whose = f"of updates {consumed.first:,}:{consumed.last:,}{' and of its ancestors' if ancestors else ''}"
     _show(whose, counted, facts)
     _show_ancestry(facts, terms)
-    show.console().print(f"recomputed: {recomputed:,}\n{exposure.METHOD}")
+    show.console().print(f"recomputed: {recomputed:,}")
+    if again and again["updates"]:
+        from assay.run.lost import in_words
+
+        show.console().print(f"updates done again: {in_words(again)}")
+    show.console().print(exposure.METHOD)
 
 
 def _ancestor(one: Consumption) -> dict[str, Any]:

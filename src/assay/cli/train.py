@@ -128,6 +128,7 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
     from assay.cli.progress import clock
     from assay.cli.show import as_json, console, pairs
     from assay.run.folder import RunFolder
+    from assay.run.lost import in_words
     from assay.run.status import status
 
     facts = status(RunFolder(run))
@@ -153,6 +154,8 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "order digest": f"{facts['order_digest']} at step {facts['reported']:,}"
         if facts["order_digest"]
         else "none yet",
+        "checkpoint every": f"{facts['checkpoint_every']:,} updates",
+        "updates done again": in_words(facts["recomputed"]),
         "segments": facts["segments"],
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],

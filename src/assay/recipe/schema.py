@@ -379,8 +379,28 @@ class Mirror(Part):
     keep: Amount = "all"
 
 
+class Auto(Part):
+    """What `checkpoint.every: auto` chooses from: hours between interruptions, or a trace of them; null: as observed.
+
+    The choice lies between `least` and `most` updates.
+    """
+
+    interruption_hours: Positive | None = None
+    trace: RelativePath | None = None
+    least: Count = 1
+    most: Count = 1000
+
+    @model_validator(mode="after")
+    def _fits(self) -> Auto:
+        if self.least > self.most:
+            raise refuse("checkpoint.auto.least", self.least, f"it must be at most checkpoint.auto.most ({self.most})")
+        if self.interruption_hours is not None and self.trace is not None:
+            raise refuse("checkpoint.auto.trace", self.trace, "checkpoint.auto.interruption_hours says it already")
+        return self
+
+
 class Checkpoint(Part):
-    """When state is saved. `every`: full checkpoints; `auto` is a hundredth of the schedule, at most 1,000.
+    """When state is saved. `every`: full checkpoints; `auto` chooses by save time and interruptions (see `auto`).
 
     `keep` counts the passing full checkpoints; `extra` steps and slot ends stay. `weights_every`: weights
     alone, all of them kept. The final step is always saved.
@@ -392,6 +412,7 @@ class Checkpoint(Part):
     extra: Annotated[tuple[Count, ...], BeforeValidator(listed)] = ()
     slot_ends: bool = True
     mirror: Mirror | None = None
+    auto: Auto = Auto()
 
 
 class Evaluate(Part):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from assay.data.exposure import Consumed
 from assay.data.freshness import Taken, consumed_before
@@ -21,6 +22,7 @@ from assay.run import metrics
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import history
 from assay.run.inputs import data_roots, queue_path
+from assay.run.lost import Again
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Consumption:
     recomputed: int
     roots: tuple[Path, ...]  # where its shards are looked for
     ledger: str  # digest of its ledger's bytes when it was read
+    again: dict[str, Any] | None = None  # of the whole run: updates done again, their seconds and money
     continued: bool = False  # the run whose ancestor it is goes on in its order, through continue-from alone
 
 
@@ -49,7 +52,10 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
     reached = {segment.number: max(segment.first, segment.last or 0) for segment in told.segments}
     for saved in told.saved:
         reached[saved.segment] = max(reached.get(saved.segment, 0), saved.step)
+    again = Again()
     for line in metrics.read(run.metrics):
+        if metrics.completed(line):
+            again.take(line)
         segment, update = line.get("segment"), line.get("update")
         if "loss" in line and isinstance(segment, int) and isinstance(update, int):
             reached[segment] = max(reached.get(segment, 0), update + 1)
@@ -66,6 +72,7 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
         name=recipe.name,
         consumed=Consumed(queue, recipe.data.seed, recipe.global_batch, first, last),
         recomputed=max(0, done - (last - first)) * recipe.positions_per_update,
+        again=again.facts(told, recipe.positions_per_update),
         roots=tuple(data_roots(run, recipe)),
         ledger=ledger,
     )

@@ -34,6 +34,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "checkpoint.mirrored": {"manifest_sha256": str, "mirror": str, "verify": str},
     "metrics.sealed": {"start": int, "stop": int, "sha256": str},
     "hold": {"cause": str},
+    "cadence": {"segment": int, "step": int, "every": int},
     "amendment.proposed": {"amendment": str, "sha256": str, "proposal": dict},
     "amendment.approved": {"amendment": str, "sha256": str, "envelope": dict},
     "amendment.installed": {"amendment": str, "sha256": str},
@@ -93,6 +94,7 @@ class History:
     created: Receipt
     segments: list[Segment] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
+    saves: list[Receipt] = field(default_factory=list)  # the receipts of `saved`, for what else they state
     mirrored: list[Receipt] = field(default_factory=list)
     removed: set[str] = field(default_factory=set)  # manifest digests: a folder's name may be used again
     sealed: list[Receipt] = field(default_factory=list)
@@ -106,6 +108,8 @@ class History:
     before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
     hold: Receipt | None = None
     abandoned: Receipt | None = None
+    cadence: Receipt | None = None  # the newest, whose choice is in force for checkpoint.every: auto
+    price: Receipt | None = None  # the newest
     last: Receipt | None = None
     kinds: dict[str, int] = field(default_factory=dict)
 
@@ -216,6 +220,7 @@ def _take(result: History, receipt: Receipt) -> None:
         current.last, current.closed, current.outcome = body.get("step"), receipt.time, receipt.kind
         current.cause, current.closing = body.get("cause"), body
     elif receipt.kind == "checkpoint.saved":
+        result.saves.append(receipt)
         result.saved.append(
             Saved(
                 receipt.seq,
@@ -249,6 +254,10 @@ def _take(result: History, receipt: Receipt) -> None:
         result.amendments.append(receipt)
         if receipt.kind == ADOPTED and current is not None:
             current.adopted.append(receipt)
+    elif receipt.kind == "cadence":
+        result.cadence = receipt
+    elif receipt.kind == "price":
+        result.price = receipt
     elif receipt.kind == "slot.entered":
         result.slots.append(receipt)
     elif receipt.kind in accounts.KINDS:

@@ -46,6 +46,7 @@ from assay.run.amendments import (
     trusted,
     values,
 )
+from assay.run.cadence import in_force
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, history
 from assay.run.owner import is_owned
@@ -260,7 +261,7 @@ def _steps(run: RunFolder, told: History, recipe: Recipe) -> tuple[int, int | No
         return saved, saved
     opened = told.segments[-1].first if told.segments else saved
     step = max(saved, opened, reported(run.metrics).step or 0)
-    coming = [one for one in checkpoint_steps(recipe, None)["full"] if one > step]
+    coming = [one for one in checkpoint_steps(recipe, None, in_force(recipe, told))["full"] if one > step]
     return step, coming[0] if coming else None
 
 

@@ -19,9 +19,11 @@ from assay.recipe.schema import Recipe
 from assay.run import metrics
 from assay.run.accounts import Account, account
 from assay.run.amendments import amendments, effective
+from assay.run.cadence import in_force
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import AWAITED, SAFE, History, Saved, history
 from assay.run.inputs import queue_path
+from assay.run.lost import Again
 from assay.run.owner import is_owned
 
 # A run is called unknown when no update was seen for ten times the median update, and never
@@ -34,7 +36,7 @@ COPY_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Reported:
-    """What the metrics say: newest step, its loss and order digest, when, and how long updates take."""
+    """What the metrics say: newest step, its loss and order digest, when, how long updates take, what was done again."""
 
     step: int | None
     loss: float | None
@@ -42,6 +44,7 @@ class Reported:
     time: str | None
     median_seconds: float | None
     lines: int
+    again: Again
 
 
 def status(run: RunFolder) -> dict[str, Any]:
@@ -77,6 +80,8 @@ def status(run: RunFolder) -> dict[str, Any]:
         "prepared": prepared(queue_path(run, recipe)),
         "order_digest": seen.order_digest,
         "loss": seen.loss,
+        "recomputed": seen.again.facts(told, recipe.positions_per_update),
+        "checkpoint_every": in_force(recipe, told),
         "segments": len(told.segments),
         "ranks": told.segments[-1].body.get("numerics", {}).get("world") if told.segments else None,
         "hold": told.hold.body["cause"] if told.hold else None,
@@ -131,14 +136,15 @@ def reported(path: Path) -> Reported:
     """The newest line of the metrics and the median seconds of the last hundred updates."""
     newest: dict[str, Any] | None = None
     seconds: list[float] = []
-    lines = 0
+    lines, again = 0, Again()
     for line in metrics.updates(path):
         lines += 1
+        again.take(line)
         newest = line
         if isinstance(line.get("seconds"), float):
             seconds.append(line["seconds"])
     if newest is None:
-        return Reported(None, None, None, None, None, 0)
+        return Reported(None, None, None, None, None, 0, again)
     return Reported(
         newest["update"] + 1,
         newest["loss"],
@@ -146,6 +152,7 @@ def reported(path: Path) -> Reported:
         newest["time"],
         median(seconds[-100:]) if seconds else None,
         lines,
+        again,
     )
 
 
