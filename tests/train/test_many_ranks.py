@@ -53,7 +53,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         "muon": (small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3), COUNTS),
         "adamw": (
             small(
-                "adamw", batch=thrice, optimizer=adamw, model__layers=1, model__tie_embeddings=False,
+                "adamw", checkpoint={"every": "auto", "auto": {"least": 10, "most": 10}, "keep": "all"},
+                batch=thrice, optimizer=adamw, model__layers=1, model__tie_embeddings=False,
                 model__attention_bias=True, model__logit_cap=20.0,
             ),
             (1, 2, 8),

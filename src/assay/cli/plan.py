@@ -6,6 +6,7 @@ Needs no torch and no data. It computes nothing but units for people.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,15 @@ def plan_command(
     ranks: Annotated[
         int | None, typer.Option("--ranks", metavar="N", min=1, help="Warn when N ranks cannot run the recipe")
     ] = None,
+    save_seconds: Annotated[
+        str | None, typer.Option(metavar="S", help="How long training stands for a save; otherwise presumed")
+    ] = None,
+    interruption_hours: Annotated[
+        str | None, typer.Option(metavar="H", help="Mean time between interruptions; otherwise presumed")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="Take it from a trace of machines that come and go")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Derive every figure before spending
@@ -41,7 +51,7 @@ def plan_command(
     Parameters, positions, memory, disk, hours and cost of a recipe. Needs neither data nor PyTorch.
     """
     from assay.cli.show import as_json
-    from assay.plan.figures import plan
+    from assay.plan.figures import Saves, plan
     from assay.recipe.load import load
 
     loaded = load(recipe)
@@ -52,6 +62,7 @@ def plan_command(
         _decimal("--usd-per-hour", usd_per_hour),
         goal_positions,
         ranks,
+        Saves(_decimal("--save-seconds", save_seconds), _decimal("--interruption-hours", interruption_hours), trace),
     )
     if json:
         as_json(figures)
@@ -111,6 +122,7 @@ def _groups(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, list[tuple
     groups = [
         (f"Plan of {facts['name']}", _training(facts, many)),
         (f"Memory of {one}{running} (estimated)", _memory(facts["memory_bytes"], many)),
+        ("Checkpoints", _cadence(facts["cadence"])),
         ("Disk", _disk(facts, recipe)),
         ("Data", _data(facts)),
     ]
@@ -183,6 +195,32 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
             (f"total with {ranks} {many}", _bytes(one["total"]), "by the recipe's choice")
             for ranks, one in memory["per_gpu"].items()
         ]
+    return rows
+
+
+def _cadence(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    auto = facts["auto"]
+    bounds = f"from {auto['least']:,} to {auto['most']:,} updates"
+    share = "of the training time is expected to stay; the starts of machines are left out"
+    if auto["by"] == "schedule":
+        remark = f"a hundredth of the schedule, {bounds}; the trainer chooses anew once saves and updates are measured"
+    else:
+        remark = f"√(2 × save × between interruptions) ÷ update, {bounds}"
+    rows = []
+    if facts["stated"]:
+        rows.append(("full checkpoint every", f"{facts['every']:,} updates", "checkpoint.every"))
+    else:
+        rows.append(("full checkpoint every", f"{facts['every']:,} updates", f"auto: {remark}"))
+    if facts["goodput"] is not None:
+        rows.append(("expected goodput", f"{float(facts['goodput']):.1%}", share))
+        if facts["stated"]:
+            more = f"expected goodput {float(auto['goodput']):.1%}; {remark}"
+            rows.append(("auto would take", f"{auto['every']:,} updates", more))
+    hours = float(auto["between_seconds"]) / 3600
+    rows.append(("one save", f"{float(auto['save_seconds']):,.3g} s", auto["save_from"]))
+    rows.append(("between interruptions", f"{hours:,.1f} h", auto["between_from"]))
+    if auto["update_seconds"] is not None:
+        rows.append(("one update", f"{float(auto['update_seconds']):,.3g} s", auto["update_from"]))
     return rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from assay.recipe.schema import Recipe
 # What is presumed until it was given or measured, and said so wherever it is used.
 BETWEEN_SECONDS = Decimal(24 * 3600)  # a machine that is taken away once a day
 BYTES_PER_SECOND = 500_000_000  # a save onto one solid-state disk; a network disk is slower, several disks are faster
+SHORTEST_SAVE = Decimal("0.05")  # a dozen small files, each flushed to the disk
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Choice:
 
     every: int
     by: Literal["young", "schedule"]
+    scheduled: int
     least: int
     most: int
     save: Decimal | None
@@ -59,6 +61,7 @@ class Choice:
         return {
             "every": self.every,
             "by": self.by,
+            "scheduled": self.scheduled,
             "least": self.least,
             "most": self.most,
             "save_seconds": _text(self.save),
@@ -86,30 +89,37 @@ def choose(
     to the optimum checkpoint interval", Communications of the ACM 17 (1974). Never sooner than a save takes as a
     whole, since one save is in flight at a time. Without a save's or an update's seconds: a hundredth of the schedule.
     """
-    least, most = recipe.checkpoint.auto.least, recipe.checkpoint.auto.most
-    by: Literal["young", "schedule"] = "schedule"
-    wanted = recipe.schedule.updates // 100
-    if save[0] is not None and update[0] is not None and update[0] > 0:
-        by = "young"
-        wanted = int((young(save[0], between[0]) / update[0]).to_integral_value())
-        wanted = max(wanted, -int(-(whole or Decimal(0)) // update[0]))
-    every = max(least, min(most, wanted))
-    return Choice(every, by, least, most, *save, whole, *update, *between)
+    auto, updates = recipe.checkpoint.chosen_from, recipe.schedule.updates
+    cadence = _bounded(updates, auto.least, auto.most, save[0], whole, update[0], between[0])
+    by: Literal["young", "schedule"] = "schedule" if save[0] is None or update[0] is None else "young"
+    return Choice(cadence, by, updates, auto.least, auto.most, *save, whole, *update, *between)
 
 
-def chosen(record: Mapping[str, Any], recipe: Recipe) -> int:
-    """The cadence that the figures of a record give with this recipe, for whoever checks the record."""
+def follows(record: Mapping[str, Any]) -> int:
+    """The cadence that a record's own figures give, for whoever checks it; ValueError or KeyError when it is none."""
 
     def seconds(key: str) -> Decimal | None:
         return None if record[key] is None else Decimal(record[key])
 
-    return choose(
-        recipe,
-        save=(seconds("save_seconds"), ""),
-        update=(seconds("update_seconds"), ""),
-        between=(Decimal(record["between_seconds"]), ""),
-        whole=seconds("whole_save_seconds"),
-    ).every
+    between = Decimal(record["between_seconds"])
+    times = seconds("save_seconds"), seconds("whole_save_seconds"), seconds("update_seconds")
+    return _bounded(int(record["scheduled"]), int(record["least"]), int(record["most"]), *times, between)
+
+
+def _bounded(
+    updates: int,
+    least: int,
+    most: int,
+    save: Decimal | None,
+    whole: Decimal | None,
+    update: Decimal | None,
+    between: Decimal,
+) -> int:
+    if save is None or not update:
+        return max(least, min(most, updates // 100))
+    wanted = int((young(save, between) / update).to_integral_value())
+    lasts = int(((whole or Decimal(0)) / update).to_integral_value(ROUND_CEILING))
+    return max(least, min(most, max(wanted, lasts)))
 
 
 def young(save: Decimal, between: Decimal) -> Decimal:
@@ -135,8 +145,10 @@ def every(recipe: Recipe) -> int:
 
     A hundredth bounds what a recovery can lose to one per cent of the run, and `most` bounds it for long runs.
     """
-    stated, auto = recipe.checkpoint.every, recipe.checkpoint.auto
-    return stated if isinstance(stated, int) else max(auto.least, min(auto.most, recipe.schedule.updates // 100))
+    stated, auto = recipe.checkpoint.every, recipe.checkpoint.chosen_from
+    if isinstance(stated, int):
+        return stated
+    return _bounded(recipe.schedule.updates, auto.least, auto.most, None, None, None, BETWEEN_SECONDS)
 
 
 def checkpoint_steps(
@@ -183,7 +195,7 @@ def presumed_save(recipe: Recipe) -> tuple[Decimal, str]:
     """Seconds of a save that nobody measured: the bytes of a full checkpoint at `BYTES_PER_SECOND`."""
     full = MASTER * count(recipe.model) + optimizer_bytes(recipe)
     words = f"presumed: {BYTES_PER_SECOND / 1e6:,.0f} MB/s"
-    return max(rounded(Decimal(full) / BYTES_PER_SECOND), Decimal("0.001")), words
+    return max(rounded(Decimal(full) / BYTES_PER_SECOND), SHORTEST_SAVE), words
 
 
 def rounded(seconds: Decimal | float) -> Decimal:

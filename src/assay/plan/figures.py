@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import InputError
 from assay.files.reading import read_object
-from assay.plan.cadence import checkpoint_steps, disk, every
+from assay.plan import trace
+from assay.plan.cadence import BETWEEN_SECONDS, Choice, checkpoint_steps, choose, disk, goodput, presumed_save, rounded
 from assay.plan.memory import memory_by_ranks
 from assay.plan.parameters import count
 from assay.recipe.load import from_resolved
@@ -32,6 +34,15 @@ COST_EXCLUDES = (
     "validation, controls and saving",
     "engineering time",
 )
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What is known before a run: seconds of a save, hours between interruptions, a trace of them."""
+
+    save_seconds: Decimal | None = None
+    interruption_hours: Decimal | None = None
+    trace: Path | None = None
 
 
 def flops_per_position(recipe: Recipe) -> dict[str, int]:
@@ -96,6 +107,7 @@ def plan(
     usd_per_hour: Decimal | None = None,
     goal_positions: int | None = None,
     ranks: int | None = None,
+    saves: Saves | None = None,
 ) -> dict[str, Any]:
     """All derived figures as plain JSON data, with the keys of the contract's `plan` row.
 
@@ -111,7 +123,10 @@ def plan(
     positions = per_update * (updates - first)
     queue = _queue(recipe, folder)
     slot_updates = None if queue is None else [slot.updates for slot in queue.slots]
-    steps = checkpoint_steps(recipe, slot_updates)
+    auto = _auto(recipe, folder, tokens_per_second, saves or Saves())
+    stated = recipe.checkpoint.every
+    every = stated if isinstance(stated, int) else auto.every
+    steps = checkpoint_steps(recipe, slot_updates, every)
     duration = None if tokens_per_second is None else hours(positions, tokens_per_second)
     inherited = _inherited(recipe, folder)
     return {
@@ -133,7 +148,8 @@ def plan(
         "flops_per_position": flops_per_position(recipe),
         "memory_bytes": memory_by_ranks(recipe),
         "disk_bytes": disk(recipe, steps),
-        "checkpoints": {**steps, "count": len(steps["full"]), "every": every(recipe)},
+        "checkpoints": {**steps, "count": len(steps["full"]), "every": every},
+        "cadence": _cadence(every, isinstance(stated, int), auto),
         "slots": None if queue is None else _slots(recipe, queue),
         "hours": None if duration is None else float(_rounded(duration, "0.01")),
         "cost": _cost(duration, usd_per_hour),
@@ -144,6 +160,36 @@ def plan(
         + ([rank_refusal(recipe, ranks)] if ranks is not None and ranks not in recipe.rank_counts else [])
         + (["--usd-per-hour without --tokens-per-second gives no cost"] if usd_per_hour and duration is None else []),
     }
+
+
+def _auto(recipe: Recipe, folder: Path, tokens_per_second: Decimal | None, saves: Saves) -> Choice:
+    """What `checkpoint.every: auto` takes, with what is given here, stated in the recipe, or presumed."""
+    _positive("--save-seconds", saves.save_seconds)
+    _positive("--interruption-hours", saves.interruption_hours)
+    if saves.interruption_hours is not None and saves.trace is not None:
+        raise InputError("--interruption-hours and --trace both say how often machines go away; leave one out")
+    between = (BETWEEN_SECONDS, "presumed: one interruption a day")
+    if saves.interruption_hours is not None:
+        between = (rounded(saves.interruption_hours * 3600), "given: --interruption-hours")
+    elif saves.trace is not None:
+        between = trace.expected(saves.trace)
+    else:
+        between = trace.stated(recipe, folder) or between
+    update: tuple[Decimal | None, str] = (None, "not known without --tokens-per-second")
+    if tokens_per_second is not None:
+        update = (rounded(recipe.positions_per_update / tokens_per_second), "given: --tokens-per-second")
+    save = presumed_save(recipe)
+    if saves.save_seconds is not None:
+        save = (rounded(saves.save_seconds), "given: --save-seconds")
+    return choose(recipe, save=save, update=update, between=between)
+
+
+def _cadence(every: int, stated: bool, auto: Choice) -> dict[str, Any]:
+    """The cadence in force, whether the recipe states it, its expected goodput, and what `auto` takes and why."""
+    expected = None
+    if auto.update is not None and auto.save is not None:
+        expected = f"{goodput(auto.update * every, auto.save, auto.between):.4f}"
+    return {"every": every, "stated": stated, "goodput": expected, "auto": auto.record()}
 
 
 def _positive(option: str, value: Decimal | None) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from assay.errors import InputError
 from assay.files.reading import read_text
+from assay.plan.cadence import rounded
+from assay.recipe.schema import Recipe
 
 COLUMNS = ["time", "zone", "available", "usd_per_hour"]
 
@@ -63,7 +65,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the seconds of held machines went to: `useful` updates that stayed, saves, starts, and work that was lost."""
+    """What the seconds of held machines went to: `useful` updates that stayed, saves, starts, and lost work."""
 
     useful: Decimal
     saving: Decimal
@@ -104,7 +106,9 @@ def read_trace(path: Path) -> Trace:
     return Trace(tuple(changes), end)
 
 
-def stretches(trace: Trace, first: int | None = None, last: int | None = None, zone: str | None = None) -> list[Stretch]:
+def stretches(
+    trace: Trace, first: int | None = None, last: int | None = None, zone: str | None = None
+) -> list[Stretch]:
     """The machines that a run would have held within the seconds [first, last), one after another.
 
     It takes the cheapest zone in which a machine can be had, stays while it can, moves at once when it is taken away,
@@ -139,6 +143,21 @@ def stretches(trace: Trace, first: int | None = None, last: int | None = None, z
 def between(found: Sequence[Stretch]) -> Decimal:
     """Mean seconds between interruptions: held seconds by interruptions, counting one where none was seen."""
     return Decimal(sum(one.seconds for one in found)) / max(1, sum(one.interrupted for one in found))
+
+
+def expected(path: Path) -> tuple[Decimal, str]:
+    """Mean seconds between interruptions of a run that moves between the zones of the trace at `path`, with source."""
+    walk = stretches(read_trace(path))
+    losses = sum(one.interrupted for one in walk)
+    return rounded(between(walk)), f"trace: {losses:,} interruptions of {len(walk):,} machines held one after another"
+
+
+def stated(recipe: Recipe, folder: Path) -> tuple[Decimal, str] | None:
+    """The same where the recipe states it or names a trace, else None; InputError when the trace is none."""
+    auto = recipe.checkpoint.chosen_from
+    if auto.interruption_hours is not None:
+        return rounded(Decimal(repr(auto.interruption_hours)) * 3600), "given: checkpoint.auto.interruption_hours"
+    return None if auto.trace is None else expected(folder / auto.trace)
 
 
 def replay(found: Sequence[Stretch], interval: Decimal, save: Decimal, restart: Decimal) -> Replay:

@@ -412,7 +412,12 @@ class Checkpoint(Part):
     extra: Annotated[tuple[Count, ...], BeforeValidator(listed)] = ()
     slot_ends: bool = True
     mirror: Mirror | None = None
-    auto: Auto = Auto()
+    auto: Auto | None = None
+
+    @property
+    def chosen_from(self) -> Auto:
+        """What `every: auto` chooses from, also where the recipe leaves it to the defaults."""
+        return self.auto or Auto()
 
 
 class Evaluate(Part):

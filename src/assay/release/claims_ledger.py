@@ -17,6 +17,7 @@ from assay.files.digest import digest_small, is_digest
 from assay.files.reading import inside, read_object
 from assay.ledger import chain
 from assay.ledger.ledger import Receipt, read
+from assay.plan.cadence import follows
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.release.claims import Case, Claim, counted, differ, judge
@@ -31,7 +32,7 @@ LEDGER, RECIPE, START = "ledger", "recipe", "start"
 # fmt: off
 KNOWN = frozenset({
     "run.created", "preflight", "control", "start", "recovery", "batches.checked", "slot.checked", "slot.entered",
-    "metrics.sealed",
+    "metrics.sealed", "cadence",
     "checkpoint.saved", "checkpoint.mirrored", "checkpoint.removed", "checkpoint.fetched", "evaluation",
     "amendment.proposed", "amendment.approved", "amendment.installed", "amendment.adopted", "amendment.refused",
     "recovered", "orphaned", "lease", "straggler", "update.skipped", "allocation", "funds", "price", "spend",
@@ -151,11 +152,23 @@ def receipts_claim(case: Case) -> Claim:
                 faults.append(
                     f"receipt {receipt.seq} ({receipt.kind}): {key} is {found}, which its kind does not allow"
                 )
+        if receipt.kind == "cadence":
+            faults += _cadence_faults(receipt)
     if not faults:
         case.told = gather(case.receipts)
     kinds = f"{counted(len({one.kind for one in case.receipts}), 'kind')} of receipts"
     odd = "; unknown here: " + ", ".join(sorted(unknown)) if unknown else ""
     return judge(LEDGER, "receipts", faults, kinds + odd)
+
+
+def _cadence_faults(receipt: Receipt) -> list[str]:
+    """A chosen cadence is the one that its own figures give."""
+    try:
+        wanted = follows(receipt.body)
+    except (ArithmeticError, KeyError, TypeError, ValueError):
+        return [f"receipt {receipt.seq} (cadence) lacks the figures that its choice is made from"]
+    every = receipt.body.get("every")
+    return [] if every == wanted else [differ(f"receipt {receipt.seq} (cadence)", "every", wanted, every)]
 
 
 def lost_claim(case: Case) -> Claim:

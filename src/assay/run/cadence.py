@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,24 +30,28 @@ UPDATES = 100  # and as many updates
 
 @dataclass(frozen=True)
 class Observed:
-    """Interruptions of earlier segments, and the seconds in which they trained."""
+    """Interruptions of earlier segments, the seconds in which they trained, and an update's seconds with source."""
 
     interruptions: int
     seconds: float
+    update: tuple[Decimal | None, str]
 
 
-def observed(told: History, lines: Path) -> Observed:
-    """What all segments but one that is still open saw; `lines` are the metrics, which tell when a killed one ended."""
+def observed(told: History, lines: Path, segment: int) -> Observed:
+    """What the segments before `segment` saw; `lines` are the metrics, which tell when a killed one ended."""
     seen: dict[int, str] = {item.segment: item.time for item in told.saved}
-    for line in metrics.read(lines):
-        if metrics.completed(line):
-            seen[line["segment"]] = max(seen.get(line["segment"], ""), line["time"])
-    interruptions, seconds = 0, 0.0
-    for segment in told.segments:
-        stop = segment.closed or seen.get(segment.number, segment.opened)
-        seconds += max(0.0, _moment(stop) - _moment(segment.opened))
-        interruptions += _interrupted(segment)
-    return Observed(interruptions, seconds)
+    pace: deque[float] = deque(maxlen=UPDATES)
+    for line in metrics.updates(lines):
+        seen[line["segment"]] = max(seen.get(line["segment"], ""), line["time"])
+        if isinstance(line.get("seconds"), float):
+            pace.append(line["seconds"])
+    earlier = [one for one in told.segments if one.number < segment]
+    seconds = 0.0
+    for one in earlier:
+        stop = one.closed or seen.get(one.number, one.opened)
+        seconds += max(0.0, _moment(stop) - _moment(one.opened))
+    update = (rounded(median(pace)), f"measured: median of {len(pace)}") if pace else (None, "not measured")
+    return Observed(sum(map(_interrupted, earlier)), seconds, update)
 
 
 def _interrupted(segment: Segment) -> bool:
@@ -63,12 +68,9 @@ def between(recipe: Recipe, folder: Path, before: Observed, running: float) -> t
     `running` are the seconds of the present segment. Until a run has seen many interruptions, one a day is presumed and
     counts like one that was seen. InputError when the trace is none.
     """
-    auto = recipe.checkpoint.auto
-    if auto.interruption_hours is not None:
-        return rounded(Decimal(repr(auto.interruption_hours)) * 3600), "given: checkpoint.auto.interruption_hours"
-    if auto.trace is not None:
-        walk = trace.stretches(trace.read_trace(folder / auto.trace))
-        return rounded(trace.between(walk)), f"trace: {len(walk)} machines held one after another"
+    given = trace.stated(recipe, folder)
+    if given is not None:
+        return given
     seconds = BETWEEN_SECONDS + Decimal(before.seconds + running)
     words = f"observed: {before.interruptions}, and one a day presumed"
     return rounded(seconds / (before.interruptions + 1)), words
@@ -85,14 +87,6 @@ def save_seconds(told: History, recipe: Recipe) -> tuple[tuple[Decimal, str], De
     if not stalls:
         return presumed_save(recipe), None
     return (rounded(median(stalls)), f"measured: median of {len(stalls)}"), rounded(median(wholes))
-
-
-def update_seconds(lines: Path) -> tuple[Decimal | None, str]:
-    """The median seconds of the newest updates that the metrics hold."""
-    seconds = [line["seconds"] for line in metrics.updates(lines) if isinstance(line.get("seconds"), float)][-UPDATES:]
-    if not seconds:
-        return None, "not measured"
-    return rounded(Decimal(median(seconds))), f"measured: median of {len(seconds)}"
 
 
 def measured(

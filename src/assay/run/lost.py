@@ -67,7 +67,9 @@ def in_words(facts: Mapping[str, Any]) -> str:
     if not facts["updates"]:
         return "none"
     seconds = "time not measured" if facts["seconds"] is None else f"{facts['seconds']:,.1f} s"
-    money = "cost not measured" if facts["usd"] is None else f"{facts['usd']} dollars at {facts['usd_per_hour']} an hour"
+    money = (
+        "cost not measured" if facts["usd"] is None else f"{facts['usd']} dollars at {facts['usd_per_hour']} an hour"
+    )
     differ = "none differs from" if not facts["differing"] else f"{facts['differing']:,} DIFFER from"
     return f"{facts['updates']:,} ({seconds}, {money}; {differ} what it replaces)"
 

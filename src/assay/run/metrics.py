@@ -25,7 +25,7 @@ _COMPLETED: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 # What differs between two honest runs of the same updates.
-VOLATILE = ("seconds", "time", "segment", "tokens_per_second", "memory_peak", "memory_used")
+VOLATILE = ("seconds", "time", "segment", "tokens_per_second", "memory_peak", "memory_used", "recomputed")
 
 
 def encode(line: dict[str, Any]) -> bytes:

@@ -36,7 +36,7 @@ COPY_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Reported:
-    """What the metrics say: newest step, its loss and order digest, when, how long updates take, what was done again."""
+    """What the metrics say: newest step, its loss and order digest, when, seconds of updates, what was done again."""
 
     step: int | None
     loss: float | None

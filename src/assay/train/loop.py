@@ -19,6 +19,7 @@ from assay.run.history import history
 from assay.train import amending
 from assay.train.agreement import agree, wait_for
 from assay.train.batch import documents_of, to_device
+from assay.train.cadence import choose_cadence
 from assay.train.entering import enter_slot, next_queue
 from assay.train.loss import window_loss
 from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
@@ -38,6 +39,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     (5) with the optimizer unchanged.
     """
     amending.adopt(trainer, opening=True)
+    choose_cadence(trainer)
     recipe, started, device, ranks = trainer.recipe, trainer.started, trainer.device, trainer.ranks
     model, optimizers, position = started.model, started.optimizers, started.position
     mine, micro = share(recipe, ranks), recipe.batch.micro
@@ -146,7 +148,7 @@ def train(trainer: Trainer, until: int | None) -> str:
         trainer.spent.total += time.perf_counter() - began
         if step in due["full"] or step == last:
             save_full(trainer, saved_steps)
-            if amending.adopt(trainer):
+            if amending.adopt(trainer) | choose_cadence(trainer):  # both, always
                 recipe, (due, last, boundary) = trainer.recipe, _terms(trainer, until)
         if step in due["weights"]:
             save_weights(trainer)

@@ -24,7 +24,8 @@ from assay.train.trainer import Trainer
 
 def due_steps(trainer: Trainer) -> dict[str, set[int]]:
     """Steps at which full and weights checkpoints are due, and the permanent ones, with the queue as it is now."""
-    steps = checkpoint_steps(trainer.recipe, [slot.updates for slot in trainer.batches.queue.slots])
+    slots = [slot.updates for slot in trainer.batches.queue.slots]
+    steps = checkpoint_steps(trainer.recipe, slots, trainer.cadence)
     return {kind: set(found) for kind, found in steps.items()}
 
 

@@ -40,6 +40,8 @@ def line_of(
         "memory_used": used,
         "order_digest": trainer.started.position.order_digest,
     }
+    if update in trainer.superseded:
+        line["recomputed"] = True
     if trainer.recipe.loss.z:
         line["z_loss"] = trainer.recipe.loss.z * z_loss
     if validation is not None:

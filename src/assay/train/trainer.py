@@ -18,6 +18,7 @@ from assay.data.batches import Batches
 from assay.data.shard import Shard
 from assay.ledger.ledger import Ledger
 from assay.recipe.schema import Recipe
+from assay.run.cadence import Observed
 from assay.run.folder import RunFolder
 from assay.run.metrics import MetricsWriter
 from assay.train.ahead import Ahead
@@ -47,6 +48,16 @@ class Spent:
 
 
 @dataclass
+class Pace:
+    """What a cadence is chosen from: earlier segments, when this one began, and its updates up to the last choice."""
+
+    before: Observed
+    began: float
+    step: int
+    seconds: float
+
+
+@dataclass
 class Trainer:
     """What the loop works on; made by the worker, used here alone. Of the ranks, the first alone has `metrics`."""
 
@@ -69,6 +80,8 @@ class Trainer:
     tell: Callable[[str], None]
     spent: Spent = field(default_factory=Spent)
     ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
+    cadence: int | None = None  # what was chosen for `checkpoint.every: auto`
+    pace: Pace | None = None  # the first rank's: what it is chosen from
 
     def patient(self) -> AbstractContextManager[None]:
         """Around what may take any time without being a hang."""
