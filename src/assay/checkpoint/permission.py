@@ -18,6 +18,13 @@ from assay.run.provenance import code_identity
 
 def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
     """Refused (exit 3), with the way out, when `run` may not be trained with `recipe`."""
+    refuse_held(run, told)
+    refuse_other_recipe(run, recipe, told)
+    refuse_lost_lines(run, told)
+
+
+def refuse_held(run: RunFolder, told: History) -> None:
+    """Refused when the run was closed for ever or somebody holds it."""
     if told.abandoned is not None:
         raise Refused(f"{run.path} was abandoned on {told.abandoned.time}; start a new run instead")
     if told.hold is not None:
@@ -25,6 +32,10 @@ def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
             f"{run.path} is held ({told.hold.body['cause']}, since {told.hold.time}); "
             f"lift the hold with: assay release {run.path}"
         )
+
+
+def refuse_other_recipe(run: RunFolder, recipe: Recipe, told: History) -> None:
+    """Refused when a learning choice or, where the run holds to its code, the code changed without an amendment."""
     stated, given = told.created.body["recipe"], recipes.digest(recipe)
     if stated != given and given not in permitted_digests(run.recipe(), told):
         raise Refused(
@@ -34,6 +45,10 @@ def permit(run: RunFolder, recipe: Recipe, told: History) -> None:
     fault = code_fault(run.recipe(), told, lambda: str(code_identity()["sha256"]))
     if fault is not None:
         raise Refused(fault)
+
+
+def refuse_lost_lines(run: RunFolder, told: History) -> None:
+    """Refused when something of the run was written after receipts that the ledger does not have."""
     lost = lost_lines(run.path, told.run_id)
     if lost is not None:
         raise Refused(f"{lost}; restore the ledger from a copy before going on")

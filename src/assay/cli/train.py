@@ -15,7 +15,7 @@ import typer
 from assay.cli.options import JsonOption, RecipeArgument, RunArgument
 
 if TYPE_CHECKING:
-    from assay.launch.preflight import Check
+    from assay.launch.checks import Check
 
 RanksOption = Annotated[
     int, typer.Option("--ranks", metavar="N", min=1, help="Processes on this machine, one a GPU; N divides batch.lanes")
@@ -73,7 +73,7 @@ def train(
         permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
         return
-    checks = preflight(loaded, _folder(recipe), folder, ranks)
+    checks = preflight(loaded, _folder(recipe), folder, ranks, from_step)
     if refused := refusals(checks):
         _refuse(refused)
     if not folder.exists():
@@ -116,8 +116,10 @@ def preflight_command(
         out.print(table("", ("check", "result", "detail"), ((c.name, c.result, c.detail) for c in checks)))
         if not refused:
             out.print("PRE-FLIGHT OK")
-    if refused:
+    if refused and json:
         raise SystemExit(_code(refused))
+    if refused:
+        _refuse(refused)
 
 
 def status_command(run: RunArgument, json: JsonOption = False) -> None:

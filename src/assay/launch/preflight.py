@@ -6,34 +6,32 @@ nothing here; the caller writes the receipt. It needs no torch.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from assay.checkpoint import manifest as manifests
-from assay.checkpoint.manifest import read_manifest
-from assay.checkpoint.permission import permit
+from assay.checkpoint.permission import refuse_held, refuse_lost_lines, refuse_other_recipe
 from assay.data import approval, checking
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.order import windows_available
 from assay.data.queue import Queue
 from assay.data.shard import Shard, open_shard, verify_shard
-from assay.errors import AssayError, DataError, Refused
+from assay.errors import AssayError, DataError, MachineError, Refused, VerificationError
 from assay.files.digest import digest_file
 from assay.files.retry import Policy
+from assay.launch import machine, starting
+from assay.launch.checks import NOT_APPLICABLE, NOT_PINNED, PASSED, REFUSED, Check
 from assay.mirror import records
 from assay.mirror.copying import newest_number
 from assay.mirror.place import place
-from assay.plan.cadence import checkpoint_steps, disk
 from assay.plan.figures import rank_refusal
 from assay.recipe.schema import Recipe
 from assay.run import control as controls
-from assay.run.folder import RunFolder
-from assay.run.history import history
+from assay.run.folder import RunFolder, require_run
+from assay.run.history import History, history
 from assay.run.owner import is_owned
 from assay.run.provenance import code_identity
 from assay.run.slots import SlotChecks, checked, past_checks
@@ -44,25 +42,31 @@ CHECKED_AT_START = 1 << 30
 
 MIRROR_SECONDS = 30.0  # that a mirror may take to answer before it is called unreachable
 
-PASSED, REFUSED, NOT_PINNED, NOT_APPLICABLE = "passed", "refused", "not pinned", "not applicable"
+
+@dataclass
+class _Seen:
+    """What earlier checks found, for later ones; absent where they refused."""
+
+    told: History | None = None  # of a run that exists
+    queue: Queue | None = None
+    batches: Batches | None = None
+    validation: Shard | None = None
+    gpus: list[machine.Gpu] | None = field(default_factory=list)
+    file_time: float | None = None
+
+    @property
+    def begun(self) -> bool:
+        """True when the start is a resume."""
+        return self.told is not None and bool(self.told.segments)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One check's name, its result, what was seen, and the exit code that a refusal ends with.
+def preflight(
+    recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1, from_step: int | None = None
+) -> list[Check]:
+    """All checks of a launch of `recipe`, whose relative paths start from `folder`, into `run` on so many ranks.
 
-    `receipts` are the bodies of receipts `slot.checked` that the caller writes, so that a start does not repeat them.
+    A run that was begun is resumed: from `from_step`, or from its newest full checkpoint.
     """
-
-    name: str
-    result: str
-    detail: str
-    code: int = Refused.code
-    receipts: tuple[dict[str, Any], ...] = ()
-
-
-def preflight(recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1) -> list[Check]:
-    """All checks of a launch of `recipe`, whose relative paths start from `folder`, into `run` on so many ranks."""
     checks: list[Check] = []
 
     def check(name: str, act: Callable[[], str | Check]) -> bool:
@@ -71,27 +75,38 @@ def preflight(recipe: Recipe, folder: Path, run: RunFolder, ranks: int = 1) -> l
         except AssayError as fault:
             checks.append(Check(name, REFUSED, str(fault), fault.code))
             return False
+        except OSError as fault:
+            words = f"{fault.filename or 'this machine'} cannot be looked at: {fault.strerror or fault}"
+            checks.append(Check(name, REFUSED, words, MachineError.code))
+            return False
         checks.append(found if isinstance(found, Check) else Check(name, PASSED, found))
         return checks[-1].result != REFUSED
 
-    queue: list[Queue] = []
-    batches: list[Batches] = []
-    validation: list[Shard] = []
+    seen = _Seen()
     check("this version", lambda: _supported(recipe))
-    check("ranks", lambda: _ranks(recipe, ranks))
-    check("run folder", lambda: _run_folder(recipe, run))
-    if check("queue", lambda: _queue(recipe, folder, queue)):
-        check("data", lambda: _data(recipe, folder, queue[0], batches))
-    apart = check("validation", lambda: _validation(recipe, folder, validation)) and check(
-        "validation is not training data", lambda: _apart(queue, validation)
+    possible = check("ranks", lambda: _ranks(recipe, ranks))
+    sound = check("ledger", lambda: _ledger(run, seen))
+    if sound:
+        check("holds", lambda: _holds(run, seen))
+        check("run folder", lambda: _run_folder(recipe, run, seen))
+    if check("queue", lambda: _queue(recipe, folder, seen)):
+        check("data", lambda: _data(recipe, folder, seen))
+    apart = check("validation", lambda: _validation(recipe, folder, seen)) and check(
+        "validation is not training data", lambda: _apart(seen)
     )
-    if apart and batches:
-        check("slots", lambda: _slots(recipe, folder, run, batches[0]))
-    check("start", lambda: _start(recipe, folder))
-    check("control", lambda: _control(recipe, folder))
-    for name, act in _pins(recipe, folder, queue, validation).items():
+    if apart and seen.batches and sound:
+        check("slots", lambda: _slots(recipe, folder, run, seen))
+    if sound:
+        check("start", lambda: starting.start(recipe, folder, run, seen.told, from_step))
+    check("control", lambda: _control(recipe, folder, seen))
+    for name, act in _pins(recipe, folder, seen).items():
         check(f"pin {name}", act)
-    check("disk", lambda: _disk(recipe, queue, run))
+    if check("device", lambda: _device(recipe, ranks, seen)) and possible:
+        check("memory", lambda: machine.memory_against_plan(recipe, ranks, seen.gpus))
+    check("write access", lambda: _writing(run, seen))
+    slots = [slot.updates for slot in seen.queue.slots] if seen.queue else None
+    check("disk", lambda: machine.free_space(recipe, slots, run, seen.told))
+    check("clock", lambda: machine.clock(seen.told, seen.file_time))
     check("mirror", lambda: _mirror(recipe, run))
     return checks
 
@@ -135,17 +150,41 @@ def _ranks(recipe: Recipe, ranks: int) -> str:
     return f"{ranks} of those that may run it ({', '.join(map(str, recipe.rank_counts))}); {bits}"
 
 
-def _run_folder(recipe: Recipe, run: RunFolder) -> str:
+def _ledger(run: RunFolder, seen: _Seen) -> str | Check:
+    """The receipts chain, none is missing at the end, and the metrics hold what receipts seal."""
     if not run.exists():
-        return "a new run"
+        return Check("ledger", NOT_APPLICABLE, "a new run")
+    require_run(run)
     told = history(run.ledger)
+    refuse_lost_lines(run, told)
+    assert told.last is not None
+    sealed = max((int(one.body["stop"]) for one in told.sealed), default=0)
+    present = run.metrics.stat().st_size if run.metrics.is_file() else 0
+    if present < sealed:
+        raise VerificationError(f"{run.metrics} has {present:,} bytes, but receipts seal {sealed:,}: its end was lost; "
+                                "restore it from a copy")  # fmt: skip
+    seen.told = told
+    torn = len(run.ledger.read_bytes().rpartition(b"\n")[2])
+    aside = f"; {torn} bytes of an unfinished line will be moved aside" if torn else ""
+    return f"{told.last.seq + 1:,} receipts that chain, the newest of {told.last.time}, {told.last.digest}{aside}"
+
+
+def _holds(run: RunFolder, seen: _Seen) -> str:
+    if seen.told is not None:
+        refuse_held(run, seen.told)
+    return "none"
+
+
+def _run_folder(recipe: Recipe, run: RunFolder, seen: _Seen) -> str:
+    if seen.told is None:
+        return "a new run"
     if is_owned(run):
         raise Refused(f"{run.path} is being trained by another process; stop that one first")
-    permit(run, recipe, told)
-    return f"{len(told.segments)} segment(s), no hold, {sum(told.kinds.values())} receipts that chain"
+    refuse_other_recipe(run, recipe, seen.told)
+    return f"{len(seen.told.segments)} segment(s); recipe and code are those that may go on"
 
 
-def _queue(recipe: Recipe, folder: Path, found: list[Queue]) -> str:
+def _queue(recipe: Recipe, folder: Path, seen: _Seen) -> str:
     queue = queues.load(folder / recipe.data.queue)
     if queue.block != recipe.model.block:
         raise Refused(f"{queue.path} has block {queue.block}, but model.block is {recipe.model.block}; they must agree")
@@ -163,20 +202,21 @@ def _queue(recipe: Recipe, folder: Path, found: list[Queue]) -> str:
             "append a slot"
         )
     approval.check_slots(queue)
-    found.append(queue)
+    seen.queue = queue
     short = recipe.schedule.updates - queue.updates_total
     more = f"; {short:,} of the scheduled updates are not prepared yet" if short > 0 else ""
     approved = ", each approved by its reviewers" if queue.trust else ""
     return f"{len(queue.slots)} slot(s), {queue.updates_total:,} updates{approved}{more}"
 
 
-def _data(recipe: Recipe, folder: Path, queue: Queue, found: list[Batches]) -> str:
+def _data(recipe: Recipe, folder: Path, seen: _Seen) -> str:
+    assert seen.queue is not None
     roots = [folder / root for root in recipe.data.roots]
-    found.append(Batches(queue, roots, recipe.data.seed, recipe.global_batch))
-    return f"{len(found[0].shards)} shard(s) are here with the sizes of their manifests"
+    seen.batches = Batches(seen.queue, roots, recipe.data.seed, recipe.global_batch)
+    return f"{len(seen.batches.shards)} shard(s) are here with the sizes of their manifests"
 
 
-def _validation(recipe: Recipe, folder: Path, found: list[Shard]) -> str | Check:
+def _validation(recipe: Recipe, folder: Path, seen: _Seen) -> str | Check:
     if recipe.data.validation is None:
         return Check("validation", NOT_APPLICABLE, "the recipe names no validation shard")
     shard = open_shard(folder / recipe.data.validation)
@@ -189,22 +229,23 @@ def _validation(recipe: Recipe, folder: Path, found: list[Shard]) -> str | Check
         )
     if windows_available(shard.tokens, recipe.model.block, 0) < 1:
         raise DataError(f"{shard.path} has {shard.tokens:,} tokens, less than one window of {recipe.model.block + 1:,}")
-    found.append(shard)
+    seen.validation = shard
     return f"{shard.tokens:,} tokens, bytes as in the manifest"
 
 
-def _apart(queue: list[Queue], validation: list[Shard]) -> str | Check:
+def _apart(seen: _Seen) -> str | Check:
+    queue, validation = seen.queue, seen.validation
     if not queue or not validation:
         return Check("validation is not training data", NOT_APPLICABLE, "no queue or no validation shard to compare")
-    for slot in queue[0].slots:
-        checking.refuse_validation_shard(queue[0], slot, validation[0], f"slot {slot.number} of {queue[0].path}")
+    for slot in queue.slots:
+        checking.refuse_validation_shard(queue, slot, validation, f"slot {slot.number} of {queue.path}")
     return "no slot reads the validation shard"
 
 
-def _slots(recipe: Recipe, folder: Path, run: RunFolder, batches: Batches) -> Check:
+def _slots(recipe: Recipe, folder: Path, run: RunFolder, seen: _Seen) -> Check:
     """The slots that are entered first, read whole: bytes, fresh data, no validation document, exact or near."""
-    queue, shards = batches.queue, batches.shards
-    told = history(run.ledger) if run.exists() else None
+    assert seen.batches is not None
+    queue, shards, told = seen.batches.queue, seen.batches.shards, seen.told
     saved = [item.step for item in told.line if item.kind == "full"] if told else []
     step = saved[-1] if saved else recipe.start.first_update
     checks = SlotChecks(recipe, folder)
@@ -237,66 +278,56 @@ def _slots(recipe: Recipe, folder: Path, run: RunFolder, batches: Batches) -> Ch
     )
 
 
-def _start(recipe: Recipe, folder: Path) -> str:
-    start = recipe.start
-    if start.init_from is not None:
-        place = folder / start.init_from.path
-        manifest = read_manifest(place)
-        for name in (manifests.MODEL, manifests.CONFIG):
-            if name not in manifest.files:
-                raise DataError(f"{place}: the manifest lists no {name}; a checkpoint or an imported model is expected")
-        stated = manifest.files[manifests.MODEL]["sha256"]
-        if start.init_from.sha256 not in (None, stated):
-            raise Refused(f"start.init_from.sha256 is {start.init_from.sha256}, but {place} states {stated}")
-        return f"init-from {place.name}, step {manifest.step} of its run, optimizer will be fresh"
-    if start.continue_from is not None:
-        place = folder / start.continue_from.path
-        if not place.is_dir():
-            raise DataError(f"{place} does not exist; start.continue_from.path names a run or checkpoint folder")
-        return f"continue-from step {start.continue_from.step} of {place.name}"
-    return "scratch"
-
-
-def _control(recipe: Recipe, folder: Path) -> str | Check:
+def _control(recipe: Recipe, folder: Path, seen: _Seen) -> str | Check:
     """The demanded control is whole; the ranks compute it, where they have not passed it, before the run is loaded."""
     place = controls.place(recipe, folder)
     if place is None:
         return Check("control", NOT_APPLICABLE, "the recipe demands none (control.required)")
     control = controls.read_control(place)
-    return f"{len(control.expected)} update(s) of {control.weights_sha256}, computed on every new allocation"
+    words = "not passed yet"
+    newest = seen.told.controls[-1] if seen.told and seen.told.controls else None
+    if newest is not None and newest.body.get("control") == control.sha256:
+        words = f"{'passed' if newest.body.get('passed') is True else 'FAILED'} at {newest.time} (receipt {newest.seq})"
+    elif newest is not None:
+        words = "the newest that was computed is another one"
+    return (
+        f"{len(control.expected)} update(s) of {control.weights_sha256}; {words}; computed before the run is loaded, "
+        "unless it passed on this very allocation"
+    )
 
 
-def _pins(
-    recipe: Recipe, folder: Path, queue: list[Queue], validation: list[Shard]
-) -> dict[str, Callable[[], str | Check]]:
+def _pins(recipe: Recipe, folder: Path, seen: _Seen) -> dict[str, Callable[[], str | Check]]:
     """Each pin against the digest of what is here."""
-    pins = recipe.pins
+    pins, queue, validation = recipe.pins, seen.queue, seen.validation
 
-    def source(name: str) -> str | None:
-        if recipe.start.init_from is None:
-            return None
-        path = folder / recipe.start.init_from.path / name
-        return digest_file(path) if path.is_file() else None
+    def source(name: str, evidence: str) -> str | None:
+        if seen.told is not None and seen.begun:  # compared at the run's own start, which its receipt states
+            found = seen.told.segments[0].body["evidence"].get(evidence)
+            return found if isinstance(found, str) else None
+        place = starting.source_folder(recipe, folder)
+        return digest_file(place / name) if place is not None and (place / name).is_file() else None
 
     def prefix() -> str | None:
         if not queue:
             return None
-        names = {queue[0].header_digest, *(slot.digest for slot in queue[0].slots)}
-        return pins.queue_prefix if pins.queue_prefix in names else queue[0].head
+        names = {queue.header_digest, *(slot.digest for slot in queue.slots)}
+        return pins.queue_prefix if pins.queue_prefix in names else queue.head
 
     here: dict[str, tuple[str | None, Callable[[], str | None]]] = {
-        "weights": (pins.weights, lambda: source(manifests.MODEL)),
-        "config": (pins.config, lambda: source(manifests.CONFIG)),
-        "tokenizer": (pins.tokenizer, lambda: queue[0].tokenizer if queue else None),
-        "validation": (pins.validation, lambda: validation[0].sha256 if validation else None),
+        "weights": (pins.weights, lambda: source(manifests.MODEL, "weights_file")),
+        "config": (pins.config, lambda: source(manifests.CONFIG, "config_file")),
+        "tokenizer": (pins.tokenizer, lambda: queue.tokenizer if queue else None),
+        "validation": (pins.validation, lambda: validation.sha256 if validation else None),
         "code": (pins.code, lambda: str(code_identity()["sha256"])),
         "queue_prefix": (pins.queue_prefix, prefix),
     }
 
-    def compare(name: str, wanted: str | None, seen: Callable[[], str | None]) -> str | Check:
-        if wanted is None and name in ("weights", "config") and recipe.start.init_from is None:
-            return Check(f"pin {name}", NOT_APPLICABLE, f"start is {recipe.start.kind}, which takes no such file")
-        found = seen()
+    def compare(name: str, wanted: str | None, digest: Callable[[], str | None]) -> str | Check:
+        if wanted is None and name in ("weights", "config") and recipe.start.kind == "scratch":
+            return Check(f"pin {name}", NOT_APPLICABLE, "start is scratch, which takes no such file")
+        found = digest()
+        if found is None and name in ("weights", "config") and seen.begun:
+            return Check(f"pin {name}", NOT_APPLICABLE, "a resume takes the run's own state")
         if wanted is None:
             return Check(f"pin {name}", NOT_PINNED, found or "nothing of the kind here")
         if found != wanted:
@@ -304,6 +335,16 @@ def _pins(
         return wanted
 
     return {name: lambda name=name, pin=pin: compare(name, *pin) for name, pin in here.items()}  # type: ignore[misc]
+
+
+def _device(recipe: Recipe, ranks: int, seen: _Seen) -> str:
+    seen.gpus = [] if recipe.runtime.device == "cpu" else machine.gpus()
+    return machine.device(recipe, ranks, seen.gpus, seen.told)
+
+
+def _writing(run: RunFolder, seen: _Seen) -> str:
+    words, seen.file_time = machine.writing(run)
+    return words
 
 
 def _mirror(recipe: Recipe, run: RunFolder) -> str | Check:
@@ -323,29 +364,3 @@ def _mirror(recipe: Recipe, run: RunFolder) -> str | Check:
             raise Refused(f"{where.url} holds run {theirs}, but {run.path} is {run.run_id()}; take another address")
         newest_number(where, run.ledger)
     return f"{where.url} honours create-only puts; run beside training: assay mirror {run.path} {where.url}"
-
-
-def _disk(recipe: Recipe, queue: list[Queue], run: RunFolder) -> str:
-    place = run.path
-    while not place.exists():
-        place = place.parent
-    if not os.access(place, os.W_OK):
-        raise Refused(f"{place} cannot be written by this user; choose another --run folder")
-    slots = [slot.updates for slot in queue[0].slots] if queue else None
-    total = int(disk(recipe, checkpoint_steps(recipe, slots))["total"])
-    standing = sum(
-        path.stat().st_size for folder in (run.checkpoints, run.weights) for path in folder.glob("step-*/*.safetensors")
-    )
-    needed = max(total - standing, 0)
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise Refused(
-            f"{place} has {_size(free)} free, but the checkpoints that are kept need {_size(needed)}; "
-            "lower checkpoint.keep or free space"
-        )
-    return f"{_size(free)} free, {_size(needed)} needed for the checkpoints that are kept"
-
-
-def _size(count: int) -> str:
-    """Bytes for people, in GB or, below one, in MB."""
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

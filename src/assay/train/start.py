@@ -17,6 +17,7 @@ from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.load import Loaded, load, newest
+from assay.checkpoint.place import checkpoint_folder
 from assay.data.batches import Batches, order_next
 from assay.data.queue import Queue, order_start
 from assay.errors import DataError, Refused
@@ -290,22 +291,6 @@ def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) ->
     if position.step == 0 and position.order != order_start(queue, recipe.data.seed):
         raise DataError(f"{folder}: the order digest of step 0 is not that of this queue and data seed")
     return position
-
-
-def checkpoint_folder(path: Path, step: int) -> Path:
-    """`path` itself when it is a checkpoint folder, else the folder of `step` in the run at `path`."""
-    if (path / manifests.MANIFEST).exists():
-        return path
-    parent = RunFolder(path)
-    if not parent.exists():
-        raise DataError(f"{path} is neither a checkpoint folder nor a run; start.continue_from.path names one of them")
-    saved = [item for item in history(parent.ledger).line if item.kind == "full" and item.step == step]
-    if not saved:
-        raise DataError(f"{path} has no full checkpoint of step {step}; name another step or a checkpoint folder")
-    folder = path / saved[-1].folder
-    if digest_file(folder / manifests.MANIFEST) != saved[-1].manifest_sha256:
-        raise DataError(f"{folder} is not what receipt {saved[-1].seq} of its run names; it is damaged or another")
-    return folder
 
 
 def _model(recipe: Recipe, tensors: dict[str, Tensor], device: torch.device) -> Decoder:
