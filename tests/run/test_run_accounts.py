@@ -156,7 +156,7 @@ def test_two_guards_that_meter_the_same_time_charge_it_once(intervals: list[tupl
 
 def test_two_guards_that_saw_the_same_updates_count_them_once() -> None:
     seen = {"start": 0, "stop": 900, "recomputed": 4}
-    money = told(spend(0, 1, reached=50, metrics=seen), spend(0, 1, reached=50, metrics=seen), spend(1, 2, reached=60))
+    money = told(spend(0, 1, reached=50, metrics=seen), spend(1, 2, reached=60, metrics=seen))
     assert [(one.useful, one.recomputed) for one in money.spends] == [(50, 4), (10, 0)]
 
 

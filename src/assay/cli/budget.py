@@ -103,9 +103,9 @@ def bill_command(
     replaces: ReplacesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Enter a provider's bill and see how far the estimate was off
+    """Enter a provider's bill
 
-    From then on the bill counts as what was spent on the things and in the time that it covers.
+    How far the estimate was off is shown. From then on the bill counts as what was spent on what it covers.
     """
     from assay.guard import budget
     from assay.run.accounts import GROUPS
@@ -134,7 +134,7 @@ def report_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a run cost, and what its money still pays for
+    """Show what a run cost and can still pay
 
     Allocation by allocation: estimated and billed, useful and wasted, per billion positions.
     """

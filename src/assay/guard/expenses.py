@@ -81,7 +81,10 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
         "usd_per_billion_positions": _per_billion(money.spent, standing * each),
         "not_measured": money.not_measured(),
         "unpriced_seconds": money.unpriced // accounts.MICROSECONDS,
-        "allocations": [_row(money, name, each) for name in dict.fromkeys(one.allocation for one in money.spends)],
+        "allocations": [
+            _row(money, name, each)
+            for name in dict.fromkeys([*money.allocations, *(one.allocation for one in money.spends)])
+        ],
         "bills": [_bill(money, one) for one in money.bills],
         "received": [
             {"receipt": one.seq, "date": one.date, "usd": text(one.usd), "purpose": one.purpose} for one in money.funds
@@ -90,31 +93,39 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _row(money: accounts.Account, name: str | None, each: int) -> dict[str, Any]:
+    """One allocation; one that nobody metered has its times alone, where a launcher stated them."""
     spends = [one for one in money.spends if one.allocation == name]
     said = money.allocations.get(name or "", {})
-    parts = {part: _total([one.usd[part] for one in spends]) for part in accounts.PARTS}
-    estimated = sum((money.cost(one) for one in spends), Decimal(0))
+    start = min((one.start for one in spends), default=said.get("began"))
+    stop = max((one.stop for one in spends), default=said.get("ended"))
+    busy = sum(one.stop - one.start for one in spends if one.state != "stopped")
+    if not spends and start is not None and stop is not None:
+        busy = max(0, stop - start)
+    parts = {part: _total([one.usd[part] for one in spends] or [None]) for part in accounts.PARTS}
+    estimated = sum((money.cost(one) for one in spends), Decimal(0)) if spends else None
     bills = [one for one in money.bills if name is not None and one.allocation == name]
     useful, recomputed = sum(one.useful for one in spends), sum(one.recomputed for one in spends)
-    busy = sum(one.stop - one.start for one in spends if one.state != "stopped")
+    counts = {
+        "useful_updates": useful,
+        "recomputed_updates": recomputed,
+        "useful_positions": useful * each,
+        "recomputed_positions": recomputed * each,
+    }
     return {
         "allocation": name,
         "provider": said.get("provider"),
         "zone": said.get("zone"),
         "gpus": said.get("gpus"),
-        "start": _stamp(min(one.start for one in spends)),
-        "stop": _stamp(max(one.stop for one in spends)),
-        "hours": text((Decimal(busy) / accounts.HOUR).quantize(Decimal("0.0001"))),
+        "start": _stamp(start),
+        "stop": _stamp(stop),
+        "hours": text((Decimal(busy) / accounts.HOUR).quantize(Decimal("0.0001"))) if busy or spends else None,
         **{part: _text(value) for part, value in parts.items()},
         "estimated_usd": _text(estimated),
         "billed_usd": _text(sum((one.usd for one in bills), Decimal(0))) if bills else None,
         "difference_usd": _text(_difference(money, bills)),
         "useful_usd": _text(parts["gpu_useful"]),
         "wasted_usd": _text(_total([parts[part] for part in WASTED])),
-        "useful_updates": useful,
-        "recomputed_updates": recomputed,
-        "useful_positions": useful * each,
-        "recomputed_positions": recomputed * each,
+        **(counts if spends else dict.fromkeys(counts)),
         "usd_per_billion_positions": _per_billion(estimated, useful * each),
     }
 
@@ -231,7 +242,7 @@ def as_markdown(facts: Mapping[str, Any]) -> str:
         ]
         lines += [f"### {_word(name)}", "", *_table(("", "value"), values), ""]
     if not facts["allocations"]:
-        lines += ["Nothing was metered.", ""]
+        lines += ["No allocation is known.", ""]
     columns = ("receipt", "start", "stop", "covers", "allocation", "provider", "billed_usd", "estimated_usd",
                "difference_usd")  # fmt: skip
     bills = [[_covers(one, column) for column in columns] for one in facts["bills"]]

@@ -183,7 +183,9 @@ def _updates(path: Path, account: accounts.Account, first: int, begin: int) -> _
         if begins_now and accounts.moment(line["time"]) <= begin:
             seen.reached = seen.first = max(seen.reached, line["update"] + 1)
             continue
-        took = round(line["seconds"] * accounts.MICROSECONDS) if isinstance(line.get("seconds"), float) else 0
+        seconds = line.get("seconds")
+        timed = isinstance(seconds, (int, float)) and seconds > 0
+        took = round(line["seconds"] * accounts.MICROSECONDS) if timed else 0
         if line["update"] >= seen.reached:
             seen.reached = line["update"] + 1
             seen.useful, seen.useful_us = seen.useful + 1, seen.useful_us + took

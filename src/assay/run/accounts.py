@@ -88,7 +88,8 @@ class Account:
     funds: list[Fund] = field(default_factory=list)
     bills: list[Bill] = field(default_factory=list)
     spends: list[Spend] = field(default_factory=list)
-    allocations: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `allocation` receipts say of each
+    # What `allocation` receipts say of each, `began` and `ended` in microseconds among it.
+    allocations: dict[str, dict[str, Any]] = field(default_factory=dict)
     reserve: dict[str, Any] | None = None  # the newest statement: `usd` (or null), `how`, `parts`
     until: dict[str | None, int] = field(default_factory=dict)  # metered so far, by allocation
     prices: dict[str | None, Decimal] = field(default_factory=dict)  # the last reading metered with, by allocation
@@ -238,7 +239,10 @@ def take(result: Account, receipt: Receipt) -> None:
         elif receipt.kind == "spend":
             _spend(result, receipt, said)
         elif isinstance(said.get("allocation"), str):
-            result.allocations.setdefault(said["allocation"], {}).update(said)
+            known = result.allocations.setdefault(said["allocation"], {})
+            known.update(said)
+            if said.get("event") in ("began", "ended"):
+                known[said["event"]] = moment(said["time"])
         if result.reserve is not None and result.reserve["usd"] is not None:
             decimal(result.reserve["usd"])
     except (KeyError, TypeError, ValueError, InvalidOperation) as fault:
