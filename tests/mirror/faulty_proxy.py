@@ -109,7 +109,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self._answer(answer.status, data, dict(answer.getheaders()), kind)
 
-    do_GET = do_PUT = do_HEAD
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD
 
     def _answer(self, status: int, data: bytes, headers: dict[str, str], kind: str) -> None:
         self.send_response(status)

@@ -48,9 +48,6 @@ def test_pre_flight_proves_the_mirror(trained: Path, run: RunFolder, store: Prox
     store.faults = [Fault("", "403", ALWAYS)]
     found = checked(recipe, fresh)
     assert (found.result, found.code) == ("refused", 3)
-    recipe.write_text(json.dumps(values | {"checkpoint": values["checkpoint"] | {"mirror": {"url": url, "keep": 3}}}))
-    refused = [one.detail for one in refusals(preflight(recipes.load(recipe), project, fresh))]
-    assert any("checkpoint.mirror.keep asks for what this version of Assay does not do yet" in one for one in refused)
 
 
 def test_retention_waits_for_the_copy(tmp_path: Path, copy: Callable[..., Report]) -> None:
@@ -92,14 +89,29 @@ def test_status_warns_of_copies_that_do_not_come() -> None:
     assert late_copies([replace(full(6, old), copy=None)]) == [], "a recipe without a mirror waits for none"
 
 
+def test_status_warns_of_a_copy_beyond_the_limit_that_is_asked_for(
+    run: RunFolder, copy: Callable[..., Report], tmp_path: Path
+) -> None:
+    def warned(limit: float | None) -> list[str]:
+        return [one for one in status(run, limit)["warnings"] if "on this machine alone" in one]
+
+    assert warned(None) == []
+    assert warned(3600) == []
+    assert "no full checkpoint has a verified copy, and training began at" in warned(0)[0]
+    (tmp_path / "copies").mkdir()
+    copy(address=str(tmp_path / "copies"))
+    assert "the newest verified copy is of step 12" in warned(0)[0]
+    assert warned(3600) == []
+
+
 def test_status_tells_the_age_of_the_newest_copy(
     run: RunFolder, copy: Callable[..., Report], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from assay.cli.train import status_command
 
-    status_command(run.path)
+    status_command(run.path, copy_hours=None)
     assert "no verified copy" in capsys.readouterr().out
     (tmp_path / "copies").mkdir()
     copy(address=str(tmp_path / "copies"))
-    status_command(run.path)
+    status_command(run.path, copy_hours=None)
     assert re.search(r"12 \(saved \d+:\d\d", capsys.readouterr().out)

@@ -37,7 +37,8 @@ def mirror_command(
 ) -> None:
     """Copy a run off its machine, beside training
 
-    Each checkpoint is read back and hashed before its commit record and receipt. Ends when the run's schedule is done.
+    Each checkpoint is read back and hashed before its commit record and receipt. Ends when the run's schedule is done,
+    or with exit 3, as the trainer does, when another machine took the run.
     """
     from assay.cli.progress import progress
     from assay.cli.show import as_json, console
@@ -59,7 +60,8 @@ def mirror_command(
         )  # fmt: skip
     facts = {
         "copied": done.copied, "verified": done.verified, "bytes": done.bytes, "step": done.step,
-        "bytes_there": done.skipped, "bytes_read_back": done.read_back,
+        "bytes_there": done.skipped, "bytes_read_back": done.read_back, "removed": done.removed,
+        "warnings": list(done.notes),
     }  # fmt: skip
     if json:
         as_json(facts)
@@ -68,8 +70,12 @@ def mirror_command(
     newest = "" if done.step is None else f", the newest full one of step {done.step:,}"
     console().print(
         f"{done.copied:,} checkpoint(s) copied to {url}, {word}{newest}; {done.bytes / 1e6:,.1f} MB sent, "
-        f"{done.skipped / 1e6:,.1f} MB were there", markup=False,
+        f"{done.skipped / 1e6:,.1f} MB were there"
+        + (f"; {done.removed:,} older cop{'y' if done.removed == 1 else 'ies'} removed there" if done.removed else ""),
+        markup=False,
     )  # fmt: skip
+    for note in done.notes:
+        console().print(f"warning: {note}", markup=False)
 
 
 def fetch_command(

@@ -44,6 +44,12 @@ def plan_command(
     trace: Annotated[
         Path | None, typer.Option(metavar="CSV", help="Take it from a trace of machines that come and go")
     ] = None,
+    usd_per_gb: Annotated[
+        str | None, typer.Option(metavar="P", help="Price of a gigabyte read back from the mirror")
+    ] = None,
+    funds: Annotated[
+        str | None, typer.Option(metavar="USD", help="Warn when reading back takes over 5 % of it")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Derive every figure before spending
@@ -63,6 +69,8 @@ def plan_command(
         goal_positions,
         ranks,
         Saves(_decimal("--save-seconds", save_seconds), _decimal("--interruption-hours", interruption_hours), trace),
+        _decimal("--usd-per-gb", usd_per_gb),
+        _decimal("--funds", funds),
     )
     if json:
         as_json(figures)
@@ -126,6 +134,8 @@ def _groups(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, list[tuple
         ("Disk", _disk(facts, recipe)),
         ("Data", _data(facts)),
     ]
+    if facts["mirror"] is not None:
+        groups.insert(3, ("Mirror (estimated)", _mirror(facts["mirror"])))
     if facts["hours"] is not None:
         groups.append(("Time and money (estimated)", _money(facts)))
     return groups
@@ -238,6 +248,19 @@ def _disk(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, str, str]]:
     if steps["weights"]:
         rows.append(("weights checkpoints saved", _number(len(steps["weights"])), _some(steps["weights"])))
     return [*rows, ("disk needed", _bytes(disk["total"]), "checkpoints alone")]
+
+
+def _mirror(mirror: dict[str, Any]) -> list[tuple[str, str, str]]:
+    copies = f"{mirror['full_copies']:,} full and {mirror['weights_copies']:,} weights"
+    stored = "the store checks instead: stored, not verified" if mirror["verify"] == "stored" else ""
+    rows = [
+        ("sent to the mirror", _bytes(mirror["bytes_sent"]), copies),
+        ("read back from it", _bytes(mirror["bytes_read_back"]), stored),
+    ]
+    if mirror["usd_read_back"] is not None:
+        remark = f"at {mirror['usd_per_gb']} dollars a gigabyte that leaves the store"
+        rows.append(("reading back, dollars", mirror["usd_read_back"], remark))
+    return rows
 
 
 def _data(facts: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -44,8 +44,9 @@ def train(
     The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
     """
     from assay.checkpoint.permission import permit
+    from assay.cli.progress import progress
     from assay.errors import InputError, Refused
-    from assay.launch import local
+    from assay.launch import arrival, local
     from assay.launch.preflight import preflight, receipt, refusals
     from assay.recipe import load as recipes
     from assay.run.folder import RunFolder, create
@@ -62,13 +63,16 @@ def train(
         raise InputError("--from-step goes with --start resume: it names the checkpoint to go on from")
     folder = RunFolder(run)
     loaded = recipes.load(recipe)
+    with progress() as tell:
+        brought = arrival.arrive(loaded, _folder(recipe), folder, start == "auto", tell)
     begun = folder.exists() and bool(history(folder.ledger).segments)
     if start == "new" and begun:
         raise Refused(f"{run} holds a run already; go on with --start resume, or choose another folder for a new run")
     if start == "resume" and not folder.exists():
         raise Refused(f"{run} holds no run to resume; start one with --start new")
     if start == "auto":
-        print(f"--start auto took {'resume' if begun else 'new'}", file=sys.stderr)
+        origin = f" of what {loaded.checkpoint.mirror.url} holds" if brought and loaded.checkpoint.mirror else ""
+        print(f"--start auto took {'resume' if begun else 'new'}{origin}", file=sys.stderr)
     if begun and from_step is None and history(folder.ledger).ended and not goes_on(folder):
         permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
@@ -83,6 +87,7 @@ def train(
     for body in [body for check in checks for body in check.receipts]:
         ledger.append("slot.checked", body)
     print("PRE-FLIGHT OK", file=sys.stderr)
+    arrival.take_over(loaded, folder)
     command = ["assay", *sys.argv[1:]]
     # Compilation may take six times as long as the longest update, as the contract has it.
     hang = (hang_after, 6 * hang_after)
@@ -122,7 +127,14 @@ def preflight_command(
         _refuse(refused)
 
 
-def status_command(run: RunArgument, json: JsonOption = False) -> None:
+def status_command(
+    run: RunArgument,
+    copy_hours: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", min=0, help="Warn when the newest verified copy is older than that"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
     """Show where a run stands
 
     Seven numbers, each under its own name, none in place of another.
@@ -133,7 +145,7 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
     from assay.run.lost import in_words
     from assay.run.status import status
 
-    facts = status(RunFolder(run))
+    facts = status(RunFolder(run), None if copy_hours is None else copy_hours * 3600)
     if json:
         as_json(facts)
         return
@@ -162,6 +174,11 @@ def status_command(run: RunArgument, json: JsonOption = False) -> None:
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],
     }
+    if facts["orphaned"]:
+        shown["orphaned"] = "; ".join(
+            f"{one['receipts']:,} receipts and {one['updates']:,} updates of lease {one['lease']}, in {one['folder']}"
+            for one in facts["orphaned"]
+        )
     waiting = [f"{one['amendment']} {one['state']}" for one in facts["amendments"]]
     if waiting:
         shown["amendments"] = ", ".join(waiting)

@@ -1,7 +1,7 @@
 """Object stores (S3 and what speaks like it; Google's, Azure's and local folders in the same way) through obstore.
 
 Every call is one try without retries of the client: `files.retry` decides about the next. Credentials come from the
-usual environment variables or the machine's role and stand in no message. Nothing is removed.
+usual environment variables or the machine's role and stand in no message. One object is removed at a time, by name.
 """
 
 from __future__ import annotations
@@ -181,6 +181,17 @@ def put(store: Store, key: str, data: bytes, create: bool = False) -> bool:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
+
+
+def remove(store: Store, key: str) -> None:
+    """Remove one object; it is no fault when there is none."""
+    import obstore
+
+    with _explained(f"{store.address}/{key}", "removed"):
+        try:
+            obstore.delete(store.inner, key)
+        except FileNotFoundError:
+            return
 
 
 class _explained:

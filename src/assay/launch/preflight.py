@@ -24,8 +24,7 @@ from assay.files.digest import digest_file
 from assay.files.retry import Policy
 from assay.launch import machine, starting
 from assay.launch.checks import NOT_APPLICABLE, NOT_PINNED, PASSED, REFUSED, Check
-from assay.mirror import records
-from assay.mirror.copying import newest_number
+from assay.mirror import leases, records
 from assay.mirror.place import place
 from assay.plan.figures import rank_refusal
 from assay.recipe.schema import Recipe
@@ -128,13 +127,10 @@ def receipt(checks: list[Check]) -> dict[str, Any]:
 
 def _supported(recipe: Recipe) -> str:
     """Keys that this version reads but cannot act on are refused: a safeguard that is ignored is none."""
-    mirror = recipe.checkpoint.mirror
     unmet = {
         "reduction": recipe.runtime.engine == "fsdp"
         and recipe.reduction == "fast"
         and "fast with runtime.engine fsdp: set one of them otherwise",
-        "checkpoint.mirror.every": mirror is not None and mirror.every != 1 and "another cadence: set it to 1",
-        "checkpoint.mirror.keep": mirror is not None and mirror.keep != "all" and "removal there: set it to all",
         "evaluate.suite": recipe.evaluate.suite is not None and "a suite: set it to null",
     }
     for key, wish in unmet.items():
@@ -356,11 +352,14 @@ def _mirror(recipe: Recipe, run: RunFolder) -> str | Check:
     where.prove(wanted.verify)
     held = where.read(records.PLACE_FILE)
     if held is not None:
-        theirs, _ = records.parse_place(held, f"{where.url}/{records.PLACE_FILE}")
+        theirs, identity = records.parse_place(held, f"{where.url}/{records.PLACE_FILE}")
         if not run.exists():
             raise Refused(f"{where.url} holds run {theirs} already: go on with it (assay fetch), or take another "
                           "address for a new run")  # fmt: skip
         if run.run_id() != theirs:
             raise Refused(f"{where.url} holds run {theirs}, but {run.path} is {run.run_id()}; take another address")
-        newest_number(where, run.ledger)
+        stands = leases.standing(where, run, identity)
+        if stands.lost:
+            raise Refused(leases.lost_words(where, run, stands))
+        leases.agree(where, run, leases.known_states(where, stands.lease), stands.own)
     return f"{where.url} honours create-only puts; run beside training: assay mirror {run.path} {where.url}"

@@ -1,7 +1,8 @@
 """Copying a run off its machine, beside training: small files first, then checkpoints, each proved before it counts.
 
 For every checkpoint: a state of the ledger (which names it) and of all small files, then its pieces, each compared,
-then the commit record, create-only, then the receipt. Killed anywhere, the same call goes on. Nothing is removed.
+then the commit record, create-only, then the receipt. Killed anywhere, the same call goes on. It watches for a
+higher lease than the run's own, and removes what `checkpoint.mirror.keep` leaves no room for.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import io
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from assay.checkpoint.manifest import MANIFEST, read_manifest
+from assay.checkpoint.retention import surplus
 from assay.data import approval
 from assay.data import queue as queues
 from assay.errors import AssayError, DataError, Interrupted, Refused
@@ -26,15 +28,21 @@ from assay.files.retry import KEPT, Policy
 from assay.ledger import chain
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Ledger, first_previous, now, read
-from assay.mirror import records
+from assay.mirror import leases, orphans, records
+from assay.mirror.leases import Standing, known_states
 from assay.mirror.place import READBACK, Place, place
-from assay.mirror.records import COMMIT, PIECE_BYTES, STATE, FileCopy
-from assay.mirror.transfer import Pace, Sender, Tell
+from assay.mirror.records import COMMIT, PIECE_BYTES, STATE, FileCopy, Record
+from assay.mirror.transfer import Pace, Sender, Tell, whole_lines
+from assay.plan.cadence import checkpoint_steps
+from assay.run.amendments import effective
 from assay.run.folder import RunFolder, require_run
-from assay.run.history import History, Saved, history
+from assay.run.history import SAFE, History, Saved, history
 from assay.run.inputs import queue_path, tokenizer_file
+from assay.run.owner import is_owned
 
 LOOK_SECONDS = 2.0  # how often the ledger's size is looked at
+LEASE_SECONDS = 30.0  # how often another machine's lease is looked for while there is nothing to copy
+LEAVE_SECONDS = 60.0  # that a trainer has to save and leave once the run was lost
 LOCK_FILE = "mirror.lock"
 PROJECT = "project"  # where the recipe's own folder lies in a fetched run
 # What does not travel: secrets and locks of this machine, output of ranks, and what is copied by its own record.
@@ -51,6 +59,8 @@ class Report:
     step: int | None
     skipped: int
     read_back: int
+    removed: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def mirror(
@@ -66,8 +76,9 @@ def mirror(
 ) -> Report:
     """Copy the run to `url`; without `once`, watch it until its schedule is done and everything is copied.
 
-    `bandwidth` in bytes a second; `piece` in bytes. Raises Refused (3) when the place is not fit or holds another
-    history, DataError (4) naming damaged checkpoints after all others were copied, Interrupted (75; cause
+    `bandwidth` in bytes a second; `piece` in bytes. Raises Refused (3) when the place is not fit, holds another
+    history or saw the run taken by another machine (what only this one has is then left there as orphaned, and a hold
+    stops the trainer), DataError (4) naming damaged checkpoints after all others were copied, Interrupted (75; cause
     network or signal) with everything kept.
     """
     require_run(run)
@@ -78,6 +89,43 @@ def mirror(
             return _Mirror(run, place(url, policy), verify, bandwidth, piece, tell).run_on(once)
         except KeyboardInterrupt:
             raise Interrupted(f"the copying of {run.path} was stopped; {KEPT}", "signal") from None
+
+
+def own(run: RunFolder, url: str, policy: Policy, verify: str = READBACK) -> int:
+    """Take the next lease for a start, and return its number; a mirror without any state gets a first one.
+
+    From then on another machine finds the run there, and whoever trained it until now stops. Raises what `mirror` does.
+    """
+    where = place(url, policy)
+    where.prove(verify)
+    identity = claim(where, run.run_id())
+    stands, known = stand(run, where, identity)
+    number = leases.take_lease(where, run, identity, known.last, stands.lease)
+    if known.state is None:
+        with (run.path / LOCK_FILE).open("ab") as lock:
+            if take(lock, 0.0):  # a process that mirrors it already does the same
+                _Mirror(run, where, verify, None, PIECE_BYTES, lambda stage, done, total, unit: None).push_state()
+    return number
+
+
+def stand(run: RunFolder, where: Place, identity: str, piece: int = PIECE_BYTES) -> tuple[Standing, leases.Known]:
+    """Where the run stands on its mirror; Refused when it was lost, after what only this folder has was left there.
+
+    Before that, a trainer of it gets the time to save and leave.
+    """
+    stands = leases.standing(where, run, identity)
+    known = known_states(where, stands.lease)
+    try:
+        leases.refuse_lost(where, run, identity, stands)
+        leases.agree(where, run, known, stands.own)
+    except Refused:
+        waited = 0.0
+        while is_owned(run) and waited < LEAVE_SECONDS:
+            where.policy.sleep(LOOK_SECONDS)
+            waited += LOOK_SECONDS
+        orphans.leave(where, run, stands.own, piece)
+        raise
+    return stands, known
 
 
 class _Mirror:
@@ -91,35 +139,78 @@ class _Mirror:
         self.ledger: Ledger = run.open_ledger()
         self.identity = claim(where, self.ledger.run_id)
         self.sender = Sender(where, verify, piece, Pace(bandwidth, where.policy))
+        stands, known = stand(run, where, self.identity, piece)
+        self.lease = self.leased(stands, known)
         self.size = -1  # the ledger's bytes in the newest state that this call wrote; `number` is that of the newest
         self.head: dict[str, Any] = {}  # the ledger's, in that state
-        self.number = newest_number(where, run.ledger)
+        self.number = known.last
+        self.orphans = 0  # those below were looked at
+        self.looked = where.policy.clock()
         self.damaged: dict[str, str] = {}
         self.done: list[Saved] = []
+        self.removed: list[Saved] = []
+        self.notes: list[str] = []
+        self.listed: dict[str, frozenset[str]] = {}  # a commit's name → the large pieces that it needs
+        self.may_remove = True
 
     def run_on(self, once: bool) -> Report:
         """Copy whatever is due, newest first; then end, or wait for more."""
         told = history(self.run.ledger)
+        self.take_up_orphans()
+        self.finish_removal(told)
         while True:
             if self._grew():
+                self.look_for_others()
                 told = history(self.run.ledger)  # read before the state, which so holds every receipt that is acted on
                 self.push_state()
                 continue
             due = self.due(told)
             if due:
                 self.checkpoint(due[0])
+            elif self.remove_surplus(told):
+                continue
             elif once or _over(told):
                 break
             else:
                 self.place.policy.sleep(LOOK_SECONDS)
+                if self.place.policy.clock() - self.looked >= LEASE_SECONDS:
+                    self.look_for_others()
+                    self.take_up_orphans()
         if self.damaged:
             raise DataError("; ".join(self.damaged.values()))
         verified = len(self.done) if self.verify == READBACK else 0
         full = [item.step for item in self.done if item.kind == "full"]
         return Report(
             len(self.done), verified, self.sender.sent, max(full, default=None), self.sender.there,
-            self.sender.read_back,
+            self.sender.read_back, len(self.removed), tuple(self.notes),
         )  # fmt: skip
+
+    def leased(self, stands: Standing, known: leases.Known) -> int:
+        """The run's own lease; one is taken where no start did, since the recipe names no mirror."""
+        if stands.owned:
+            return stands.own
+        if stands.lease is not None and not leases.trained_here(read(self.run.ledger)):
+            raise Refused(
+                f"lease {stands.lease.number} of {self.place.url} is another machine's, and {self.run.path} was not "
+                "trained since it was fetched; start it first: a start takes the run over"
+            )
+        return leases.take_lease(self.place, self.run, self.identity, known.last, stands.lease)
+
+    def look_for_others(self) -> None:
+        """Refused, with a hold that stops the trainer, once another machine has a higher lease than this folder."""
+        self.looked = self.place.policy.clock()
+        if not self.place.exists(records.lease_name(self.lease)):  # the one after ours
+            return
+        self.lease = self.leased(*stand(self.run, self.place, self.identity, self.sender.piece))
+
+    def take_up_orphans(self) -> None:
+        """Keep and state what machines left that had lost this run; what is damaged is named at the end."""
+        while self.place.exists(records.orphan_name(self.orphans)):
+            try:
+                orphans.take_up(self.place, self.run, self.ledger, self.identity, self.orphans)
+            except DataError as fault:
+                self.damaged[records.orphan_name(self.orphans)] = str(fault)
+            self.orphans += 1
 
     def due(self, told: History) -> list[Saved]:
         """Checkpoints that stand and have no copy here: those of the line first, full ones first, newest first."""
@@ -128,11 +219,14 @@ class _Mirror:
             for receipt in told.mirrored
             if receipt.body["mirror"] == self.identity and receipt.body["verify"] in (READBACK, self.verify)
         }
-        line = {item.manifest_sha256 for item in told.line}
+        copied |= {one.body["manifest_sha256"] for one in told.unmirrored if one.body["mirror"] == self.identity}
+        passed_over, line = told.passed_over, {item.manifest_sha256 for item in told.line}
         found = [
             item
             for item in told.standing
-            if item.manifest_sha256 not in copied and item.manifest_sha256 not in self.damaged
+            if item.manifest_sha256 not in copied
+            and item.manifest_sha256 not in self.damaged
+            and item.manifest_sha256 not in passed_over
         ]
         return sorted(
             found,
@@ -152,7 +246,7 @@ class _Mirror:
             files[LEDGER_FILE] = self.sender.file(source, head.size)
         for name, path in self._small():
             with contextlib.suppress(FileNotFoundError), path.open("rb") as source:
-                whole = _whole_lines(source) if path.suffix == ".jsonl" else os.fstat(source.fileno()).st_size
+                whole = whole_lines(source) if path.suffix == ".jsonl" else os.fstat(source.fileno()).st_size
                 files[name] = self.sender.file(source, whole)
             self.tell("small files", len(files), None, "files")
         if outcome is not None:
@@ -160,12 +254,13 @@ class _Mirror:
         self.head = {"seq": head.lines - 1, "digest": head.digest}
         body = {
             "format": STATE, "run_id": self.ledger.run_id, "time": now(), "piece": self.sender.piece,
-            "ledger": self.head, "files": records.files_body(files),
+            "lease": self.lease, "ledger": self.head, "files": records.files_body(files),
         }  # fmt: skip
         data = records.encode(body)
         while (found := self.place.create(records.state_name(self.number + 1), data)) != data:
             records.parse(found, f"{self.place.url}/{records.state_name(self.number + 1)}", STATE)
-            self.number = newest_number(self.place, self.run.ledger)  # one of this history is one more before ours
+            _, known = stand(self.run, self.place, self.identity, self.sender.piece)
+            self.number = known.last  # one of this history, or of a machine that has lost it, is one more before ours
         self.number += 1
         self.size = size
 
@@ -205,27 +300,102 @@ class _Mirror:
         except DataError as fault:
             self.damaged[item.manifest_sha256] = f"{item.folder} is not copied: {fault}"
             return
-        verified = self.verify == READBACK
-        name = records.commit_name(item.kind, item.step, item.segment, verified)
-        where = f"{self.place.url}/{name}"
         data = records.encode({
             "format": COMMIT, "run_id": self.ledger.run_id, "time": now(), "piece": self.sender.piece,
             "ledger": self.head, "checkpoint": item.kind, "step": item.step, "segment": item.segment,
             "folder": item.folder, "manifest_sha256": item.manifest_sha256, "verify": self.verify,
             "files": records.files_body(files),
         })  # fmt: skip
-        found = records.parse(self.place.create(name, data), where, COMMIT)
+        self.look_for_others()
+        for name in records.commit_names(item.kind, item.step, item.segment, item.manifest_sha256, self.verify):
+            where = f"{self.place.url}/{name}"
+            found = records.parse(self.place.create(name, data), where, COMMIT)
+            if found.body["manifest_sha256"] == item.manifest_sha256:
+                break  # else a machine that has lost the run took the name for another checkpoint of that step
         if found.body["manifest_sha256"] != item.manifest_sha256 or found.files.keys() != files.keys():
-            raise Refused(
-                f"{where} is there already and names {found.body['manifest_sha256']}, but {item.folder} has "
-                f"{item.manifest_sha256}: another writer copied another checkpoint of that step; nothing was replaced"
-            )
+            raise Refused(f"{where} is there already and names {found.body['manifest_sha256']} with other files than "
+                          f"{item.folder} has; nothing was replaced")  # fmt: skip
         self.ledger.append("checkpoint.mirrored", {
             "checkpoint": item.kind, "step": item.step, "segment": item.segment, "folder": item.folder,
             "manifest_sha256": item.manifest_sha256, "mirror": self.identity, "commit": found.sha256,
             "verify": self.verify, "bytes": size,
         })  # fmt: skip
         self.done.append(item)
+
+    def remove_surplus(self, told: History) -> bool:
+        """Remove the oldest copy that `checkpoint.mirror.keep` leaves no room for; False when there is none.
+
+        The newest verified one stays, extra and slot-end steps do, and weights. The receipt comes first.
+        """
+        keep = (told.mirror or {}).get("keep", "all")
+        if keep == "all" or not self.may_remove:
+            return False
+        here = [one.body for one in told.mirrored if one.body["mirror"] == self.identity]
+        copied = {body["manifest_sha256"] for body in here}
+        proved = {body["manifest_sha256"] for body in here if body["verify"] == READBACK}
+        line = told.up_to(told.tip)
+        copies = [
+            replace(item, copy=SAFE if item.manifest_sha256 in proved else None)
+            for item in told.saved
+            if item.kind == "full" and item.manifest_sha256 in copied & line
+        ]
+        recipe = effective(self.run.recipe(), told)
+        gone = surplus(copies, keep, checkpoint_steps(recipe, _slots(queue_path(self.run, recipe)))["permanent"])
+        if not gone:
+            return False
+        self.look_for_others()
+        item = gone[0]
+        hows = sorted({body["verify"] for body in here if body["manifest_sha256"] == item.manifest_sha256})
+        receipt = self.ledger.append("checkpoint.unmirrored", {
+            "checkpoint": item.kind, "step": item.step, "segment": item.segment, "folder": item.folder,
+            "manifest_sha256": item.manifest_sha256, "mirror": self.identity, "verify": hows,
+        })  # fmt: skip
+        self._remove(receipt.body, history(self.run.ledger))
+        self.removed.append(item)
+        return True
+
+    def finish_removal(self, told: History) -> None:
+        """Go on with a removal that was interrupted after its receipt."""
+        mine = [one.body for one in told.unmirrored if one.body["mirror"] == self.identity]
+        if mine:
+            self._remove(mine[-1], told)
+
+    def _remove(self, gone: dict[str, Any], told: History) -> None:
+        """Take away the large pieces that no other copy needs, then the commit; a fault is noted and stops nothing.
+
+        Small files stay: states may name the same bytes.
+        """
+        try:
+            for how in gone["verify"]:
+                found = self._commit(gone, how)
+                if found is None:
+                    continue
+                name, commit = found
+                needed: set[str] = set()
+                for one in told.mirrored:
+                    key = str(one.body["commit"])
+                    if one.body["mirror"] == self.identity and key not in self.listed:
+                        other = self._commit(one.body, one.body["verify"])
+                        self.listed[key] = _large(other[1]) if other else frozenset()
+                    needed |= self.listed.get(key, frozenset())
+                for piece in _large(commit) - needed:
+                    self.place.remove(records.piece_name(piece))
+                    self.sender.proved.discard(piece)
+                self.place.remove(name)
+        except (Refused, DataError) as fault:
+            self.may_remove = False
+            self.notes.append(f"the copy of {gone['folder']} could not be removed, and no other will be: {fault}")
+
+    def _commit(self, item: dict[str, Any], how: str) -> tuple[str, Record] | None:
+        """Name and record of a copy's commit, or None when there is none."""
+        manifest = item["manifest_sha256"]
+        for name in records.commit_names(item["checkpoint"], item["step"], item["segment"], manifest, how):
+            data = self.place.read(name)
+            if data is not None:
+                found = records.parse(data, f"{self.place.url}/{name}", COMMIT)
+                if found.body["manifest_sha256"] == manifest:
+                    return name, found
+        return None
 
     def _pieces(self, item: Saved) -> tuple[dict[str, FileCopy], int]:
         folder = self.run.path / item.folder
@@ -270,45 +440,18 @@ def claim(where: Place, run_id: str | None) -> str:
     return identity
 
 
-def newest_number(where: Place, ledger: Path) -> int:
-    """The number of the newest state, -1 without any; Refused when it is not of this ledger's history.
-
-    So a disk that comes back after training went on elsewhere is found: the mirror has receipts that it lacks.
-    """
-    newest = newest_state(where)
-    if newest is None:
-        return -1
-    number, state = newest
-    seq, sha256 = state.head
-    mine = next((receipt.digest for receipt in read(ledger) if receipt.seq == seq), None)
-    if mine != sha256:
-        raise Refused(
-            f"{where.url} holds receipt {seq} ({sha256}) of this run, and {ledger} "
-            f"{'ends before it' if mine is None else 'has another one'}: training went on elsewhere; go on with "
-            "assay fetch in a new folder, or copy this history to another address"
-        )
-    return number
+def _large(commit: Record) -> frozenset[str]:
+    """The pieces of a checkpoint's tensors."""
+    return frozenset(
+        piece for name, copy in commit.files.items() if name.endswith(".safetensors") for piece in copy.pieces
+    )
 
 
-def newest_state(where: Place) -> tuple[int, records.Record] | None:
-    """Number and record of the newest state, or None; found by asking for numbers, which have no gaps.
-
-    A listing is not used: clients take any answer with status 200 for one, an error page for an empty one.
-    """
-    step = 1
-    while where.exists(records.state_name(step - 1)):
-        step *= 2
-    low, high = step // 2 - 1, step - 1  # the one is there (or -1), the other is not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if where.exists(records.state_name(middle)) else (low, middle)
-    if low < 0:
+def _slots(queue: Path) -> list[int] | None:
+    try:
+        return [slot.updates for slot in queues.load(queue).slots]
+    except AssayError:
         return None
-    name = records.state_name(low)
-    data = where.read(name)
-    if data is None:
-        raise DataError(f"{where.url}/{name} was there and is gone; somebody removes records of this mirror")
-    return low, records.parse(data, f"{where.url}/{name}", STATE)
 
 
 def _over(told: History) -> bool:
@@ -330,18 +473,3 @@ def _below(folder: Path) -> Iterator[Path]:
             path = Path(place_) / name
             if MARK not in name and path.is_file() and not path.is_symlink():
                 yield path
-
-
-def _whole_lines(source: BinaryIO) -> int:
-    """Bytes up to the last newline of a file that may be growing."""
-    at = source.seek(0, os.SEEK_END)
-    while at > 0:
-        start = max(0, at - (1 << 16))
-        source.seek(start)
-        found = source.read(at - start).rfind(b"\n")
-        if found >= 0:
-            at = start + found + 1
-            break
-        at = start
-    source.seek(0)
-    return at

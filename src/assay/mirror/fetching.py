@@ -11,6 +11,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.checkpoint.manifest import MANIFEST, lost_lines, read_manifest
 from assay.data import queue as queues
@@ -21,8 +22,9 @@ from assay.files.reading import inside
 from assay.files.retry import KEPT, Policy
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Receipt, read
-from assay.mirror import records
-from assay.mirror.copying import PROJECT, claim, newest_state
+from assay.mirror import leases, records
+from assay.mirror.copying import PROJECT, claim
+from assay.mirror.leases import known_states, newest_lease
 from assay.mirror.place import Place, place
 from assay.mirror.records import COMMIT, FileCopy, Record
 from assay.mirror.transfer import Tell, receive
@@ -56,20 +58,23 @@ def fetch(
     policy: Policy,
     step: int | None = None,
     project: Path | None = None,
+    own: bool = False,
     tell: Tell = lambda stage, done, total, unit: None,
 ) -> Fetched:
     """The run at `url` in the new folder `path`, with its newest full checkpoint that has a copy, or that of `step`.
 
     `project`: the folder on this machine that the recipe's paths count from; without it, `path/project`, made of the
-    recipe, the queue and its approvals. Raises InputError (2) when something stands at `path`, DataError (4) naming
-    what the mirror holds wrongly or not at all, Refused (3), Interrupted (75) at the deadline or a signal.
+    recipe, the queue and its approvals. `own`: take the next lease before anything is read, so that a machine that
+    still trains the run stops, and whatever it writes from then on does not count. Raises InputError (2) when something
+    stands at `path`, DataError (4) naming what the mirror holds wrongly or not at all, Refused (3), Interrupted (75) at
+    the deadline or a signal.
     """
     refuse_existing(path)
     where = place(url, policy)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = RunFolder(path.with_name(f"{path.name}{MARK}fetch"))
     try:
-        return _Fetch(where, draft, path, project, tell).bring(step)
+        return _Fetch(where, draft, path, project, tell).bring(step, own)
     except KeyboardInterrupt:
         raise Interrupted(f"the fetching of {url} was stopped; {KEPT}", "signal") from None
 
@@ -82,12 +87,23 @@ class _Fetch:
         self.bytes = self.kept = 0
         self.planned: set[Path] = set()
 
-    def bring(self, step: int | None) -> Fetched:
+    def bring(self, step: int | None, own: bool) -> Fetched:
         identity = claim(self.place, None)
-        found = newest_state(self.place)
-        if found is None:
+        lease = newest_lease(self.place)
+        known = known_states(self.place, lease)
+        if known.state is None:
             raise DataError(f"{self.place.url} holds no state of its run yet; let assay mirror end once")
-        number, state = found
+        taken: dict[str, Any] | None = None
+        if own:
+            self.draft.path.mkdir(exist_ok=True)
+            self._salt()
+            holder, number = leases.holder_of(self.draft), (lease.number if lease else 0) + 1
+            data = leases.lease_bytes(known.state.body["run_id"], number, holder, known.last)
+            leases.put_lease(self.place, number, data)
+            taken = leases.lease_body(number, identity, holder, data)
+            known = known_states(self.place, lease)  # what was written between the two
+        number, state = known.number, known.state
+        assert state is not None
         where = f"{self.place.url}/{records.state_name(number)}"
         for needed in (LEDGER_FILE, "recipe.json", "recipe.yaml"):
             if needed not in state.files:
@@ -104,7 +120,7 @@ class _Fetch:
             raise DataError(
                 f"{where} does not carry the head of the ledger that it lists; one of them is another run's"
             )
-        chosen = self._chosen(told, step)
+        chosen = self._chosen(told, step, identity)
         if chosen is not None:
             self._checkpoint(*chosen, receipts)
         self._own_files(state)
@@ -112,6 +128,8 @@ class _Fetch:
             if one.is_file() and one not in self.planned:
                 one.unlink()  # of an earlier, interrupted fetch that wanted something else
         self._receipts(told, chosen, identity)
+        if taken is not None:
+            self.draft.open_ledger().append("lease", taken)
         lost = lost_lines(self.draft.path, told.run_id)
         if lost is not None:
             raise DataError(f"{lost}; the mirror's newest state is not its newest")
@@ -147,21 +165,27 @@ class _Fetch:
             self.planned.add(target)
             receive(self.place, copy, piece, target, at + name, moved)
 
-    def _chosen(self, told: History, step: int | None) -> tuple[Saved, Record] | None:
+    def _chosen(self, told: History, step: int | None, identity: str) -> tuple[Saved, Record] | None:
         """The checkpoint to bring and its commit; DataError when there is no copy of what was asked for."""
         line = {item.manifest_sha256 for item in told.line}
+        removed = {one.body["manifest_sha256"] for one in told.unmirrored if one.body["mirror"] == identity}
         wanted = [
             item
             for item in told.saved
-            if (item.kind == "full" and item.manifest_sha256 in line if step is None else item.step == step)
+            if item.manifest_sha256 not in removed
+            and (item.kind == "full" and item.manifest_sha256 in line if step is None else item.step == step)
         ]
         for item in sorted(
             wanted,
             key=lambda one: (one.kind == "full", one.manifest_sha256 in line, one.step, one.segment),
             reverse=True,
         ):
-            for verified in (True, False):
-                name = records.commit_name(item.kind, item.step, item.segment, verified)
+            names = [
+                name
+                for how in ("readback", "stored")
+                for name in records.commit_names(item.kind, item.step, item.segment, item.manifest_sha256, how)
+            ]
+            for name in names:
                 data = self.place.read(name)
                 if data is None:
                     continue
@@ -206,9 +230,14 @@ class _Fetch:
             home = self.project
             origin = os.path.relpath(home.resolve(), self.path.resolve())
             self._same_queue(state, home)
-        publish_file(self.draft.salt, secrets.token_hex(16).encode("ascii"), mode=0o600)
+        self._salt()
         publish_file(self.draft.origin, (json.dumps({"recipe_folder": origin}, indent=1) + "\n").encode())
         self.planned |= {self.draft.salt, self.draft.origin}
+
+    def _salt(self) -> None:
+        """A salt of this machine's own; one that an interrupted fetch made stays."""
+        if not self.draft.salt.is_file():
+            publish_file(self.draft.salt, secrets.token_hex(16).encode("ascii"), mode=0o600)
 
     def _same_queue(self, state: Record, home: Path) -> None:
         """The project's queue goes on from the one that was mirrored; Refused otherwise."""

@@ -1,6 +1,6 @@
 """A mirror's place in an object store or folder: what may be created once, what is read, and proof that both hold.
 
-Every call is tried again to the policy's deadline. It knows names and bytes, not what they mean, and removes nothing.
+Every call is tried again to the policy's deadline. It knows names and bytes, not what they mean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from assay.errors import InputError, Refused
 from assay.files.retry import Policy, Transient, persist
-from assay.files.stores import Object, Store, chunks, get, look, opened, put
+from assay.files.stores import Object, Store, chunks, get, look, opened, put, remove
 
 T = TypeVar("T")
 RECORD_LIMIT = 64 << 20  # bytes of a record: pieces of some terabytes
@@ -59,6 +59,25 @@ class Place:
             raise Transient("what was just written cannot be read back, or reads otherwise each time")
         return found
 
+    def remove(self, name: str) -> None:
+        """Take an object away, should it be there."""
+        self.tried(f"{self.url}/{name}", lambda: remove(self.store, self.key(name)))
+
+    def newest(self, name: Callable[[int], str], at_least: int = -1) -> int:
+        """The highest number n whose `name(n)` is there, of numbers from 0 on without gaps; -1 when there is none.
+
+        `at_least` is one that is known to be there. A listing is not used: clients take any answer with status 200 for
+        one, an error page for an empty one.
+        """
+        low, step = at_least, 1
+        while self.exists(name(low + step)):
+            low, step = low + step, 2 * step
+        high = low + step  # the one is there (or -1), the other is not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.exists(name(middle)) else (low, middle)
+        return low
+
     def tried(self, what: str, act: Callable[[], T]) -> T:
         """What `act` returns, tried again while it is worth it, in a thread of its own: a signal need not wait for
         a connection that hangs."""
@@ -100,8 +119,8 @@ def place(url: str, policy: Policy) -> Place:
 
     A folder must be there: a disk that is not mounted would otherwise be filled under its mount point.
     """
-    if "://" not in url or url.startswith("file://"):
-        folder = Path(url.removeprefix("file://"))  # whatever letters a folder's name has
+    folder = folder_of(url)
+    if folder is not None:
         if not folder.is_dir():
             raise InputError(f"{url} is not a folder; mount it or make it first, then mirror into it")
         address = f"file://{folder.resolve()}"
@@ -110,6 +129,11 @@ def place(url: str, policy: Policy) -> Place:
     # An answer to a put comes after its whole body: a quarter of the deadline for one piece, not the usual half minute.
     store, prefix = opened(address, policy.deadline, max(1.0, policy.deadline / 4))
     return Place(url.rstrip("/") or url, store, prefix, policy)
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that an address means, whatever letters its name has; None for an object store."""
+    return Path(url.removeprefix("file://")) if "://" not in url or url.startswith("file://") else None
 
 
 def md5(data: bytes) -> str:

@@ -151,3 +151,18 @@ def _fetched(place: Place, wanted: str, size: int, name: str) -> bytes:
         raise Transient("other bytes came than were asked for")
 
     return place.tried(f"{place.url}/{piece_name(wanted)}", attempt)
+
+
+def whole_lines(source: BinaryIO) -> int:
+    """Bytes up to the last newline of a file that may be growing."""
+    at = source.seek(0, os.SEEK_END)
+    while at > 0:
+        start = max(0, at - (1 << 16))
+        source.seek(start)
+        found = source.read(at - start).rfind(b"\n")
+        if found >= 0:
+            at = start + found + 1
+            break
+        at = start
+    source.seek(0)
+    return at

@@ -19,6 +19,7 @@ from assay.plan import trace
 from assay.plan.cadence import BETWEEN_SECONDS, Choice, checkpoint_steps, choose, disk, goodput, presumed_save, rounded
 from assay.plan.memory import memory_by_ranks
 from assay.plan.parameters import count
+from assay.plan.traffic import traffic, warning
 from assay.recipe.load import from_resolved
 from assay.recipe.schedule import decay_start
 from assay.recipe.schema import Recipe
@@ -108,6 +109,8 @@ def plan(
     goal_positions: int | None = None,
     ranks: int | None = None,
     saves: Saves | None = None,
+    usd_per_gb: Decimal | None = None,
+    funds: Decimal | None = None,
 ) -> dict[str, Any]:
     """All derived figures as plain JSON data, with the keys of the contract's `plan` row.
 
@@ -116,6 +119,8 @@ def plan(
     """
     _positive("--tokens-per-second", tokens_per_second)
     _positive("--usd-per-hour", usd_per_hour)
+    _positive("--usd-per-gb", usd_per_gb)
+    _positive("--funds", funds)
     if goal_positions is not None and goal_positions < 1:
         raise InputError(f"--goal-positions is {goal_positions}; a number of at least 1 is expected")
     parameters, per_update, updates = count(recipe.model), recipe.positions_per_update, recipe.schedule.updates
@@ -129,6 +134,9 @@ def plan(
     steps = checkpoint_steps(recipe, slot_updates, every)
     duration = None if tokens_per_second is None else hours(positions, tokens_per_second)
     inherited = _inherited(recipe, folder)
+    disk_bytes = disk(recipe, steps)
+    sizes = disk_bytes["full_checkpoint"], disk_bytes["weights_checkpoint"]
+    mirror = traffic(recipe, steps, *sizes, usd_per_gb, funds)
     return {
         "name": recipe.name,
         "start": recipe.start.kind,
@@ -147,7 +155,8 @@ def plan(
         "micro_batches": _micro_batches(recipe),
         "flops_per_position": flops_per_position(recipe),
         "memory_bytes": memory_by_ranks(recipe),
-        "disk_bytes": disk(recipe, steps),
+        "disk_bytes": disk_bytes,
+        "mirror": mirror,
         "checkpoints": {**steps, "count": len(steps["full"]), "every": every},
         "cadence": _cadence(every, isinstance(stated, int), auto),
         "slots": None if queue is None else _slots(recipe, queue),
@@ -157,6 +166,7 @@ def plan(
         "inherited": inherited,
         "shortfall": _shortfall(recipe, queue, inherited, goal_positions),
         "warnings": _warnings(recipe, folder, queue, inherited)
+        + warning(mirror)
         + ([rank_refusal(recipe, ranks)] if ranks is not None and ranks not in recipe.rank_counts else [])
         + (["--usd-per-hour without --tokens-per-second gives no cost"] if usd_per_hour and duration is None else []),
     }

@@ -33,7 +33,8 @@ LEDGER, RECIPE, START = "ledger", "recipe", "start"
 KNOWN = frozenset({
     "run.created", "preflight", "control", "start", "recovery", "batches.checked", "slot.checked", "slot.entered",
     "metrics.sealed", "cadence",
-    "checkpoint.saved", "checkpoint.mirrored", "checkpoint.removed", "checkpoint.fetched", "evaluation",
+    "checkpoint.saved", "checkpoint.mirrored", "checkpoint.unmirrored", "checkpoint.removed", "checkpoint.fetched",
+    "evaluation",
     "amendment.proposed", "amendment.approved", "amendment.installed", "amendment.adopted", "amendment.refused",
     "recovered", "orphaned", "lease", "straggler", "update.skipped", "allocation", "funds", "price", "spend",
     "bill", "guard", "alarm", "hold", "released", "interrupted", "failed", "abandoned", "end", "export",

@@ -23,6 +23,7 @@ from assay.release import claims_control as of_control
 from assay.release import claims_data as of_data
 from assay.release import claims_ledger as of_ledger
 from assay.release import claims_metrics as of_metrics
+from assay.release import claims_orphans as of_orphans
 from assay.release.claims import FAILED, UNVERIFIABLE, VERIFIED, Case, Claim
 
 # Any of these makes a folder a run, so that a missing one of the others is damage and not a wrong argument.
@@ -129,6 +130,9 @@ def _claims(case: Case) -> Iterator[Claim]:
     control = of_control.control_claim(case)
     if control is not None:
         yield control
+    orphaned = of_orphans.orphaned_claim(case)
+    if orphaned is not None:
+        yield orphaned
     yield from _by_recipe(case)
     yield from _checkpoints(case)
     for receipt in case.history.evaluations:

@@ -66,6 +66,8 @@ def consumption(run: RunFolder, until: int | None = None) -> Consumption:
     first = recipe.start.first_update
     last = max([first, *stops])
     done = sum(stop - start for start, stop in zip(starts, stops, strict=True))
+    # What a machine did that had lost the run: done here again, as far as this run has come.
+    done += sum(max(0, min(stop, last) - start) for one in told.orphaned for start, stop in one.body["updates"])
     queue = load(queue_path(run, recipe))
     return Consumption(
         run_id=told.run_id,

@@ -32,6 +32,9 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "checkpoint.removed": {"manifest_sha256": str},
     "checkpoint.fetched": {"manifest_sha256": str},
     "checkpoint.mirrored": {"manifest_sha256": str, "mirror": str, "verify": str},
+    "checkpoint.unmirrored": {"manifest_sha256": str, "mirror": str},
+    "lease": {"lease": int, "mirror": str, "holder": str, "record": str},
+    "orphaned": {"lease": int, "record": str, "receipts": int, "updates": list},
     "metrics.sealed": {"start": int, "stop": int, "sha256": str},
     "hold": {"cause": str},
     "cadence": {"segment": int, "step": int, "every": int},
@@ -95,7 +98,10 @@ class History:
     segments: list[Segment] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
     saves: list[Receipt] = field(default_factory=list)  # the receipts of `saved`, for what else they state
-    mirrored: list[Receipt] = field(default_factory=list)
+    mirrored: list[Receipt] = field(default_factory=list)  # copies that stand: what was removed there is not in it
+    unmirrored: list[Receipt] = field(default_factory=list)
+    leases: list[Receipt] = field(default_factory=list)
+    orphaned: list[Receipt] = field(default_factory=list)  # of what a lost machine wrote after its last copy
     removed: set[str] = field(default_factory=set)  # manifest digests: a folder's name may be used again
     sealed: list[Receipt] = field(default_factory=list)
     evaluations: list[Receipt] = field(default_factory=list)
@@ -124,11 +130,36 @@ class History:
         mirror = self.mirror
         enough = ("readback", "stored") if mirror and mirror.get("verify") == "stored" else ("readback",)
         safe = {one.body["manifest_sha256"] for one in self.mirrored if one.body["verify"] in enough}
-        return [
-            replace(item, copy=SAFE if item.manifest_sha256 in safe else AWAITED if mirror else None)
-            for item in self.saved
-            if item.manifest_sha256 not in self.removed
-        ]
+        passed_over = self.passed_over
+
+        def copy(item: Saved) -> str | None:
+            if item.manifest_sha256 in safe:
+                return SAFE
+            return AWAITED if mirror and item.manifest_sha256 not in passed_over else None
+
+        return [replace(item, copy=copy(item)) for item in self.saved if item.manifest_sha256 not in self.removed]
+
+    @property
+    def passed_over(self) -> set[str]:
+        """Manifest digests of full checkpoints that get no copy: all but each N-th of a line by `mirror.every`.
+
+        The first of a line is copied, and so is the newest once training stands: nobody knows whether it goes on.
+        """
+        every = (self.mirror or {}).get("every", 1)
+        if type(every) is not int or every <= 1:
+            return set()
+        count: dict[str | None, int] = {}
+        passed, newest = set(), None
+        line = self.up_to(self.tip)
+        for item in self.saved:
+            count[item.manifest_sha256] = count.get(self.before.get(item.manifest_sha256), 0) + (item.kind == "full")
+            if item.kind == "full":
+                newest = item.manifest_sha256 if item.manifest_sha256 in line else newest
+                if (count[item.manifest_sha256] - 1) % every:
+                    passed.add(item.manifest_sha256)
+        if self.segments and self.segments[-1].outcome is not None and newest is not None:
+            passed.discard(newest)
+        return passed
 
     @property
     def mirror(self) -> dict[str, Any] | None:
@@ -242,6 +273,14 @@ def _take(result: History, receipt: Receipt) -> None:
         result.removed.discard(str(body["manifest_sha256"]))
     elif receipt.kind == "checkpoint.mirrored":
         result.mirrored.append(receipt)
+    elif receipt.kind == "checkpoint.unmirrored":
+        gone = (body["mirror"], body["manifest_sha256"])
+        result.mirrored = [one for one in result.mirrored if _copy(one) != gone]
+        result.unmirrored.append(receipt)
+    elif receipt.kind == "lease":
+        result.leases.append(receipt)
+    elif receipt.kind == "orphaned":
+        result.orphaned.append(receipt)
     elif receipt.kind == "metrics.sealed":
         result.sealed.append(receipt)
     elif receipt.kind == "evaluation":
@@ -268,3 +307,8 @@ def _take(result: History, receipt: Receipt) -> None:
         result.hold = None
     elif receipt.kind == "abandoned":
         result.abandoned = receipt
+
+
+def _copy(receipt: Receipt) -> tuple[str, str]:
+    """Which copy a receipt is about: the mirror's digest and the manifest's."""
+    return receipt.body["mirror"], receipt.body["manifest_sha256"]

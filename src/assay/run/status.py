@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.data import queue as queues
 from assay.errors import AssayError, VerificationError
+from assay.ledger.ledger import Receipt
 from assay.recipe.schedule import decay_start
 from assay.recipe.schema import Recipe
 from assay.run import metrics
@@ -47,8 +48,8 @@ class Reported:
     again: Again
 
 
-def status(run: RunFolder) -> dict[str, Any]:
-    """The contract's `status` keys for one run."""
+def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
+    """The contract's `status` keys for one run; it warns of a verified copy older than `copy_seconds`, where given."""
     require_run(run)
     told = history(run.ledger)
     recipe = effective(run.recipe(), told)
@@ -77,6 +78,7 @@ def status(run: RunFolder) -> dict[str, Any]:
         "saved": newest.step if newest else None,
         "mirrored": copy.step if copy else None,
         "mirrored_age_seconds": round(_seconds_since(copy.time)) if copy else None,
+        "orphaned": [_orphan(one) for one in told.orphaned],
         "prepared": prepared(queue_path(run, recipe)),
         "order_digest": seen.order_digest,
         "loss": seen.loss,
@@ -89,7 +91,25 @@ def status(run: RunFolder) -> dict[str, Any]:
         "last_contact": max(contacts, default=None),
         "decay_start": decay_start(recipe.schedule),
         "amendments": [{"amendment": one.id, "state": one.state} for one in amendments(told, told.tip)],
-        "warnings": [*warnings(recipe, affordable), *late_copies(full), *overspent(money)],
+        "warnings": [
+            *warnings(recipe, affordable),
+            *late_copies(full),
+            *old_copy(told, copy, copy_seconds),
+            *overspent(money),
+        ],
+    }
+
+
+def _orphan(receipt: Receipt) -> dict[str, Any]:
+    """What a machine did that had lost the run: receipts and updates that are no part of this history."""
+    body = receipt.body
+    updates = sum(stop - start for start, stop in body["updates"])
+    return {
+        "lease": body["lease"],
+        "receipts": body["receipts"],
+        "updates": updates,
+        "recorded": receipt.time,
+        "folder": body.get("folder"),
     }
 
 
@@ -103,6 +123,21 @@ def late_copies(full: list[Saved]) -> list[str]:
         f"checkpoint.mirror is set, but the full checkpoint of step {waiting[0].step:,}, saved at {waiting[0].time}, "
         "has no verified copy, and no later one has: assay mirror must run beside training; look whether it does"
     ]
+
+
+def old_copy(told: History, copy: Saved | None, limit: float | None) -> list[str]:
+    """A warning when the newest verified full copy is older than `limit` seconds, and training is not over.
+
+    The age is that of the state that was copied. Without any copy it counts from the run's first segment on.
+    """
+    over = told.ended or told.abandoned is not None
+    since = copy.time if copy else told.segments[0].opened if told.segments else None
+    if limit is None or since is None or over or _seconds_since(since) <= limit:
+        return []
+    words = f"no full checkpoint has a verified copy, and training began at {since}"
+    if copy is not None:
+        words = f"the newest verified copy is of step {copy.step:,}, saved at {copy.time}"
+    return [f"{words}, more than {limit / 3600:g} h ago: whatever was trained since is on this machine alone"]
 
 
 def warnings(recipe: Recipe, affordable: int | None) -> list[str]:

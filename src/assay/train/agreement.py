@@ -19,7 +19,7 @@ from assay.train.ranks import LostRanks, Ranks
 from assay.train.reduction import tree
 
 # A rank's word is a place in it; the lowest rank with a cause decides.
-CAUSES = (None, "signal", "preempted", "stop", "guard", "network")
+CAUSES = (None, "signal", "preempted", "stop", "guard", "network", "lease")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from assay.data import approval
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.queue import Queue, Slot
-from assay.errors import DataError, Interrupted, Refused
+from assay.errors import DataError, Refused
 from assay.train.saving import interrupt, save_full
 from assay.train.trainer import Trainer
+from assay.train.watch import stopped
 
 
 def next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
@@ -101,4 +102,4 @@ def _meanwhile(trainer: Trainer, slot: Slot) -> None:
     cause = trainer.watch.cause(trainer.ledger)
     if cause is not None:
         step = trainer.started.position.step
-        raise Interrupted(f"stopped at step {step} ({cause}), while slot {slot.number} was verified; saved", cause)
+        raise stopped(cause, f"stopped at step {step} ({cause}), while slot {slot.number} was verified; saved")

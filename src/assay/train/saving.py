@@ -11,7 +11,6 @@ import torch
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.retention import remove, surplus
 from assay.checkpoint.save import Facts, document, save
-from assay.errors import Interrupted
 from assay.files.digest import digest_file
 from assay.ledger.ledger import now
 from assay.plan.cadence import checkpoint_steps
@@ -20,6 +19,7 @@ from assay.recipe.schedule import phase
 from assay.run.history import history
 from assay.train.owned import gather_state
 from assay.train.trainer import Trainer
+from assay.train.watch import stopped
 
 
 def due_steps(trainer: Trainer) -> dict[str, set[int]]:
@@ -122,7 +122,7 @@ def _save(trainer: Trainer, kind: str) -> None:
 
 
 def interrupt(trainer: Trainer, saved_steps: set[int], cause: str) -> None:
-    """Save what is done and leave with exit 75; a half-done update has changed nothing."""
+    """Save what is done and leave, 75 or, where another machine took the run, 3; a half-done update changed nothing."""
     save_full(trainer, saved_steps)
     step = trainer.started.position.step
-    raise Interrupted(f"stopped at step {step} ({cause}); the state is saved", cause)
+    raise stopped(cause, f"stopped at step {step} ({cause}); the state is saved")

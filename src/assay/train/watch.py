@@ -12,13 +12,21 @@ import signal
 import sys
 from types import FrameType
 
+from assay.errors import Interrupted, Refused
 from assay.ledger.ledger import Ledger
 
 _PR_SET_PDEATHSIG = 1
 
 
+def stopped(cause: str, message: str) -> Interrupted | Refused:
+    """The fault that a cause ends with: 75, or 3 where another machine took the run."""
+    if cause == "lease":
+        return Refused(f"{message}: another machine took this run, see the hold in the ledger; go on with assay fetch")
+    return Interrupted(message, cause)
+
+
 class Watch:
-    """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop` or `guard`."""
+    """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop`, `guard` or `lease`."""
 
     def __init__(self, parent: int | None = None) -> None:
         """Take over SIGTERM and SIGINT of this process; `parent` is who started it, if that one is still known."""

@@ -1,0 +1,59 @@
+"""What a start asks of the run's mirror: whether another machine has the run, and, on a fresh node, the run itself.
+
+It comes before pre-flight, since pre-flight looks at the folder that it brings; the lease is taken after it. Nothing
+is started anew while the mirror cannot be reached.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.errors import Interrupted
+from assay.files.retry import Policy
+from assay.mirror import copying, records
+from assay.mirror.fetching import Fetched, fetch
+from assay.mirror.place import Place, folder_of, place
+from assay.mirror.transfer import Tell
+from assay.recipe.schema import Recipe
+from assay.run.folder import RunFolder
+
+ASK_SECONDS = 30.0  # that a mirror may take to answer before it is called unreachable
+
+
+def arrive(
+    recipe: Recipe, folder: Path, run: RunFolder, auto: bool, tell: Tell, policy: Policy | None = None
+) -> Fetched | None:
+    """Ask the recipe's mirror, if it names one, before a start of `run`; the recipe's paths count from `folder`.
+
+    With `auto` and no run here, the mirror's is brought, and its next lease taken; returns what was brought. Raises
+    Interrupted (75) when the mirror cannot be reached, Refused (3) when another machine took the run from this folder:
+    what only this folder has is then left on the mirror as orphaned, and a hold stands.
+    """
+    wanted = recipe.checkpoint.mirror
+    if wanted is None or not (auto or run.exists()):
+        return None
+    where = _reached(wanted.url, auto, policy or Policy(ASK_SECONDS))
+    held = where.read(records.PLACE_FILE)
+    if held is None:
+        return None  # nobody's yet: a run may begin
+    theirs, identity = records.parse_place(held, f"{where.url}/{records.PLACE_FILE}")
+    if not run.exists():
+        return fetch(wanted.url, run.path, policy=Policy(), project=folder, own=True, tell=tell)
+    if run.run_id() == theirs:  # pre-flight refuses the mirror of another run
+        copying.stand(run, where, identity)
+    return None
+
+
+def take_over(recipe: Recipe, run: RunFolder) -> int | None:
+    """The lease of a start that pre-flight let through, or None where the recipe has no mirror."""
+    wanted = recipe.checkpoint.mirror
+    return None if wanted is None else copying.own(run, wanted.url, Policy(ASK_SECONDS), wanted.verify)
+
+
+def _reached(url: str, auto: bool, policy: Policy) -> Place:
+    """A folder that is not mounted is a mirror that cannot be reached: `--start auto` waits for it."""
+    folder = folder_of(url)
+    if auto and folder is not None and not folder.is_dir():
+        raise Interrupted(f"the mirror {url} cannot be reached: it is not a folder here; mount it, then start again",
+                          "network")  # fmt: skip
+    return place(url, policy)
