@@ -66,6 +66,7 @@ def fund_command(
     """
     from assay.errors import InputError
     from assay.guard import budget
+    from assay.guard.expenses import dollars
     from assay.run.folder import RunFolder
 
     if policy is not None and reserve_usd is not None:
@@ -78,7 +79,8 @@ def fund_command(
     done = budget.fund(
         folder, money, purpose=purpose, received=date, reference=reference, reserve=reserve, replaces=replaces
     )
-    _answer(folder, done.seq, f"{run} has {done.body['usd']} US dollars more, for {purpose} (receipt {done.seq})", json)
+    title = f"{run} has {dollars(done.body['usd'])} US dollars more, for {purpose} (receipt {done.seq})"
+    _answer(folder, done.seq, title, json)
 
 
 @budget_app.command("bill")
@@ -108,6 +110,7 @@ def bill_command(
     How far the estimate was off is shown. From then on the bill counts as what was spent on what it covers.
     """
     from assay.guard import budget
+    from assay.guard.expenses import dollars
     from assay.run.accounts import GROUPS
     from assay.run.folder import RunFolder
 
@@ -120,8 +123,8 @@ def bill_command(
     estimate, difference = done.body["estimated_usd"], done.body["difference_usd"]
     said = "nothing was metered there"
     if estimate is not None:
-        said = f"{estimate} were estimated, a difference of {difference}"
-    title = f"{run} was billed {done.body['usd']} US dollars; {said} (receipt {done.seq})"
+        said = f"{dollars(estimate)} were estimated, a difference of {dollars(difference)}"
+    title = f"{run} was billed {dollars(done.body['usd'])} US dollars; {said} (receipt {done.seq})"
     _answer(folder, done.seq, title, json, estimated_usd=estimate, difference_usd=difference)
 
 
