@@ -23,6 +23,7 @@ from assay.cli.demo import demo_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
 from assay.cli.guard import guard_app
 from assay.cli.key import key_app
+from assay.cli.launch import launch_command
 from assay.cli.mirror import fetch_command, mirror_command
 from assay.cli.plan import plan_command
 from assay.cli.train import (
@@ -50,6 +51,7 @@ app.add_typer(corpus_app, name="corpus")
 app.add_typer(data_app, name="data")
 app.command("preflight")(preflight_command)
 app.command("train")(train)
+app.command("launch")(launch_command)
 app.command("status")(status_command)
 app.add_typer(control_app, name="control")
 app.add_typer(amend_app, name="amend", help="Change a running recipe under the rules")
