@@ -60,8 +60,8 @@ def _cluster(text: str | None) -> dict[str, str]:
     return found | ({"cloud": found["cloud"].lower()} if "cloud" in found else {})
 
 
-def begin(run: RunFolder, place: Here, time: str) -> int:
-    """The receipt that the machine was taken at `time`; returns the allocation's number.
+def begin(run: RunFolder, place: Here, time: str) -> str:
+    """The receipt that the machine was taken at `time`; returns the allocation's name: its number, as text.
 
     An earlier allocation that never said its end, because its machine went away, gets it first: at the last sign of
     life, marked as an estimate.
@@ -71,14 +71,14 @@ def begin(run: RunFolder, place: Here, time: str) -> int:
     for lost in open_ones(past):
         last = max(stamp for stamp in (reported(run.metrics).time, _last_but(run, KIND), lost.body["time"]) if stamp)
         ledger.append(KIND, lost.body | {"event": ENDED, "time": min(last, time), "estimated": True, "why": PREEMPTED})
-    number = 1 + max((int(receipt.body["allocation"]) for receipt in past), default=0)
-    ledger.append(KIND, {"allocation": number, "event": BEGAN, **_facts(run, place), "time": time})
-    return number
+    name = str(1 + max((int(receipt.body["allocation"]) for receipt in past), default=0))
+    ledger.append(KIND, {"allocation": name, "event": BEGAN, **_facts(run, place), "time": time})
+    return name
 
 
-def end(run: RunFolder, place: Here, number: int, last: End, restarts: int, why: str | None) -> None:
+def end(run: RunFolder, place: Here, name: str, last: End, restarts: int, why: str | None) -> None:
     """The receipt that the machine is given back, with how the last training process ended."""
-    body = {"allocation": number, "event": ENDED, **_facts(run, place), "time": now(), "code": last.code}
+    body = {"allocation": name, "event": ENDED, **_facts(run, place), "time": now(), "code": last.code}
     more = {"cause": last.cause, "step": last.step, "saved": last.saved, "restarts": restarts, "why": why}
     run.open_ledger().append(KIND, body | more)
 
@@ -102,10 +102,10 @@ def failures(ledger: Path) -> list[Failure]:
     return found
 
 
-def last_fault(ledger: Path) -> list[End]:
-    """The machine fault that ended the last allocation, if one did: when it comes again here, it is the same."""
-    ends = [one.body for one in read(ledger) if one.kind == KIND and one.body["event"] == ENDED]
-    return [End(one["code"], one["cause"], one["step"], one["saved"]) for one in ends[-1:] if one.get("code") == 71]
+def past_ends(ledger: Path) -> list[End]:
+    """How allocations ended that said so, oldest first: what fails again on another machine is the same failure."""
+    ended = [one.body for one in read(ledger) if one.kind == KIND and one.body["event"] == ENDED and "code" in one.body]
+    return [End(one["code"], one["cause"], one["step"], one["saved"]) for one in ended]
 
 
 def control_failed(ledger: Path, since: int) -> bool:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 
+from assay.checkpoint.permission import permit
 from assay.data import queue as queues
 from assay.errors import AssayError, DataError, Interrupted, MachineError, Refused
 from assay.files.digest import digest
@@ -36,6 +37,7 @@ from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, salted
 from assay.run.history import history
 from assay.run.owner import is_owned
+from assay.run.proposals import goes_on
 from assay.run.status import reported
 
 LOOK_SECONDS = 0.1
@@ -51,14 +53,14 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Kept:
-    """How it went: the last training process' end, the allocation's number (None: no run began), and restarts.
+    """How it went: the last training process' end, the allocation's name (None: no run began), and restarts.
 
     `requeue`: the scheduler's limit came near; `elsewhere`: a fault of this machine that another may not have; `why`:
     the place's own fault.
     """
 
     last: End
-    allocation: int | None
+    allocation: str | None
     restarts: int
     requeue: bool
     elsewhere: bool
@@ -102,7 +104,7 @@ class _Keeping:
         self.run = RunFolder(task.run)
         self.here = allocation.here(task.launch)
         self.began = now()
-        self.number: int | None = None
+        self.name: str | None = None
         self.first_seq = -1  # of the newest receipt before this allocation
         self.mirror: subprocess.Popen[bytes] | None = None
         self.mirror_due = 0.0
@@ -111,9 +113,16 @@ class _Keeping:
         limits = self.task.launch.restarts
         pauses = Policy(first=limits.first_seconds, most=limits.longest_seconds)
         self._wait_for_owner()
-        ends = allocation.last_fault(self.run.ledger) if self.run.exists() else []
-        before, restarts, away = len(ends), 0, False
+        ends = allocation.past_ends(self.run.ledger) if self.run.exists() else []
+        if not self.elsewhere:  # a person who starts it again wants all tries again, but for a fault that comes back
+            ends = [end for end in ends[-1:] if end.code == MachineError.code]
+        restarts, away = 0, False
         if self.run.exists():
+            told = history(self.run.ledger)
+            permit(self.run, self.recipe, told)  # a run that may not be trained takes no machine
+            if told.ended and not goes_on(self.run):
+                self.tell(f"{self.run.path} has ended: its schedule is done; nothing is left to train")
+                return Kept(End(0, None, told.segments[-1].last), None, 0, False, False, None)
             self._refuse_a_bad_host()
             self._begin()
         try:
@@ -124,6 +133,8 @@ class _Keeping:
                 away = self.elsewhere and chosen.act == "again" and ends[-1].code == MachineError.code
                 if away:
                     chosen = Next("end", "a fault of this machine: run elsewhere")
+                elif self.asked.requeue and chosen.act == "end":
+                    chosen = Next("end", "the scheduler's limit is near")
                 self._say(ends[-1], chosen.act, chosen.reason, chosen.seconds)
                 if chosen.act == "again":
                     self.asked.wake.wait(chosen.seconds)
@@ -134,12 +145,11 @@ class _Keeping:
                 restarts += 1
         finally:
             self._stop_mirror()
-        assert len(ends) > before
         why = self._why(ends[-1])
-        if self.number is not None:
-            allocation.end(self.run, self.here, self.number, ends[-1], restarts, why)
+        if self.name is not None:
+            allocation.end(self.run, self.here, self.name, ends[-1], restarts, why)
         self._last_copy()
-        return Kept(ends[-1], self.number, restarts, self.asked.requeue, away, why)
+        return Kept(ends[-1], self.name, restarts, self.asked.requeue, away, why)
 
     def _once(self) -> End:
         """Fetch where it must be, then train; how it ended."""
@@ -193,11 +203,11 @@ class _Keeping:
 
     def _begin(self) -> None:
         """The receipt of the allocation, once the run has a ledger."""
-        if self.number is None:
+        if self.name is None:
             ledger = self.run.open_ledger()
             self.first_seq = ledger.head["seq"]
-            self.number = allocation.begin(self.run, self.here, self.began)
-            self.tell(f"allocation {self.number} of {self.task.run} in {self.here.where}")
+            self.name = allocation.begin(self.run, self.here, self.began)
+            self.tell(f"allocation {self.name} of {self.task.run} in {self.here.where}")
 
     def _keep_mirror(self) -> None:
         """`assay mirror` beside training, where the recipe has one; started again when it ended."""
@@ -220,7 +230,7 @@ class _Keeping:
     def _last_copy(self) -> None:
         """What the end left to copy, the receipt of the allocation included; a copy that fails changes no exit code."""
         stated = self.recipe.checkpoint.mirror
-        if stated is None or self.number is None:
+        if stated is None or self.name is None:
             return
         words = ["mirror", str(self.task.run), stated.url, "--once", "--deadline", str(LAST_COPY_SECONDS)]
         if (code := _start(words).wait()) != 0:

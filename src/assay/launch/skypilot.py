@@ -133,6 +133,7 @@ def _sky(words: list[str], read: bool = False) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE if read else 2,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", **os.environ},  # reports nothing unless the user says so
         )
     except OSError as fault:
         raise InputError(

@@ -78,20 +78,20 @@ def submitted() -> bool:
 
 
 def again(task: Task, done: Kept, tell: Tell) -> None:
-    """On the node, when training ended: queue the job again when the time limit or this machine ended it.
+    """On the node, when training ended: queue the job again before its limit; after a fault, another one elsewhere.
 
-    Not after a hold, nor after SIGTERM: that is scancel, or a preemption after which Slurm itself queues it again.
+    Slurm changes the nodes of no job that runs: a fault of the machine takes a new job. Nothing after a hold, nor
+    after SIGTERM: that is scancel, or a preemption after which Slurm itself queues the job again.
     """
-    held = RunFolder(task.run).exists() and history(RunFolder(task.run).ledger).hold is not None
-    limit = done.requeue and done.last.code == Interrupted.code and done.last.cause not in STANDING
-    if held or not (limit or done.elsewhere):
-        return
     job = os.environ["SLURM_JOB_ID"]
-    if exclude := _exclude(task):
-        tell(f"not on {', '.join(exclude)} for now, which failed")
-    _slurm(["scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(exclude)}"])
-    tell(f"job {job} is queued again: {'its time limit is near' if limit else 'a fault of this machine'}")
-    _slurm(["scontrol", "requeue", job])
+    run = RunFolder(task.run)
+    if run.exists() and history(run.ledger).hold is not None:
+        return
+    if done.elsewhere:
+        tell(f"a fault of this machine: job {submit(task, tell)} goes on elsewhere")
+    elif done.requeue and done.last.code == Interrupted.code and done.last.cause not in STANDING:
+        tell(f"job {job} is queued again: its time limit is near")
+        _slurm(["scontrol", "requeue", job])
 
 
 def _exclude(task: Task) -> list[str]:
