@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test kills lint bench clean root
+.PHONY: install demo test kills root lint bench clean
 
 install: $(STAMP)
 
