@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from launch_runs import receipts, states, told
 from small import GLOBAL_BATCH, Project, drive, shard
 
@@ -79,6 +80,7 @@ class Launched:
         return "".join(self.lines)
 
 
+@pytest.mark.kills
 def test_kills_and_a_lost_machine_change_no_bit(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", slots=((UPDATES, 40),))
     (tmp_path / "mirror").mkdir()

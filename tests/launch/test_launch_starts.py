@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from launch_runs import HALF, Runs, flip, receipts, states, told, tree
 from safetensors.torch import load_file
 from small import VOCABULARY, drive
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
@@ -306,3 +309,16 @@ def test_the_host_waits_exactly_once_an_update(runs: Runs, fresh: Fresh, kind: s
         counted.append(waits.seen)
     assert len(counted[1]) - len(counted[0]) == 4
     assert counted[1].count("tolist") - counted[0].count("tolist") == 4
+
+
+def test_a_run_that_was_stopped_before_its_first_update_resumes(runs: Runs, fresh: Fresh) -> None:
+    run, before = fresh(""), signal.getsignal(signal.SIGTERM)
+    hook = register_module_forward_pre_hook(lambda module, given: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        assert drive(runs.plain, run) == 75
+    finally:
+        hook.remove()
+        signal.signal(signal.SIGTERM, before)
+    assert [one.step for one in told(run).saved] == [0], "it was stopped in the dry update"
+    assert drive(runs.plain, run, resume=True) == 0
+    assert states(run)[12] == states(runs.path / "whole")[12]

@@ -284,7 +284,7 @@ def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) ->
                 f"the batch of update {item['update']} is not the one that was trained on; "
                 "the shards' bytes or the order have changed"
             )
-    for item, after in zip(position.recent, [*position.recent[1:], None], strict=True):
+    for item, after in zip(position.recent, [*position.recent, None][1:], strict=True):
         order = order_next(raw(item["before"]), item["batch"])
         if order != (raw(after["before"]) if after else position.order):
             raise DataError(f"{folder}: the order digest does not continue at update {item['update']}")
