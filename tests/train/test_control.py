@@ -20,10 +20,12 @@ from assay.data.batches import Batches
 from assay.errors import DataError, InputError
 from assay.evaluate.subject import open_subject
 from assay.files.digest import digest_file
+from assay.launch.preflight import preflight
 from assay.ledger.ledger import read
 from assay.recipe import load as recipes
 from assay.recipe.schema import Runtime
 from assay.run.control import FILE, MODEL, SUMS, Control, read_control, sums
+from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.train import numerics
 from assay.train.control import Outcome, check, record, reduced
@@ -162,12 +164,20 @@ def controls(run: Path) -> list[dict[str, Any]]:
     return [one.body for one in read(run / "ledger.jsonl") if one.kind == "control"]
 
 
+def before_a_start(recipe: Path, run: Path) -> str:
+    """What pre-flight says of the control."""
+    (found,) = [one for one in preflight(recipes.load(recipe), recipe.parent, RunFolder(run)) if one.name == "control"]
+    return found.detail
+
+
 def test_training_demands_it_once_on_each_allocation(made: Project, tmp_path: Path) -> None:
     recipe = made.recipe("guarded", batch={"micro": 2, "accumulation": 2, "lanes": 2}, schedule__updates=12,
                          control={"path": "control/control.json", "required": True})  # fmt: skip
     plain = made.recipe("plain", batch={"micro": 2, "accumulation": 2, "lanes": 2}, schedule__updates=12)
     run, other = tmp_path / "run", tmp_path / "other"
+    assert "; not passed yet; " in before_a_start(recipe, run)
     assert drive(recipe, run, until="2") == 0
+    assert "; passed at 2" in before_a_start(recipe, run)
     assert [(one["passed"], one["identical"], one["bits_expected"]) for one in controls(run)] == [(True, True, True)]
     assert drive(recipe, run, resume=True, until="3") == 0
     assert len(controls(run)) == 1, "the same allocation"
@@ -202,6 +212,7 @@ def test_a_control_that_fails_is_exit_3_with_its_receipt_and_nothing_trained(mad
     assert drive(recipe, tmp_path / "run", until="2") == 3
     (body,) = controls(tmp_path / "run")
     assert not body["passed"]
+    assert "; FAILED at 2" in before_a_start(recipe, tmp_path / "run")
     assert float(body["max_difference"]) == pytest.approx(0.1)
     told = history(tmp_path / "run" / "ledger.jsonl")
     assert not told.segments
