@@ -15,6 +15,7 @@ from small import Project, drive
 
 from assay.checkpoint.manifest import read_manifest
 from assay.data import queue as queues
+from assay.ledger.ledger import read
 from assay.run import metrics
 from assay.run.folder import RunFolder
 from assay.run.history import history
@@ -134,6 +135,11 @@ def test_killed_then_stopped_by_a_signal_then_resumed_equals_the_whole_run(tmp_p
     assert len(done_again) > 31, "updates after the checkpoint were done again, and their first lines stay"
     facts = status(RunFolder(run))
     assert (facts["state"], facts["saved"], facts["reported"]) == ("ended", 800, 800)
+    assert facts["recomputed"]["updates"] == len(list(metrics.updates(run / "metrics.jsonl"))) - 800 > 0
+    assert facts["recomputed"]["seconds"] > 0
+    kinds = [receipt.kind for receipt in read(run / "ledger.jsonl")]
+    launches = [kind for kind in kinds if kind in ("preflight", "start", "recovery")]
+    assert launches == ["preflight", "start", "preflight", "recovery", "preflight", "recovery"]
     log = (run / "logs" / "segment-01" / "rank-0.log").read_text()
     assert "SCRATCH" in log
 
