@@ -46,7 +46,7 @@ def test_a_policy_survives_plain_data() -> None:
         ('prices: [{csv: {path: ../x, zone: a}}]\n', "does not leave"),
         ("window_seconds: 100\n", "at least one interval_seconds"),
         ("reserve: {usd: 3}\n", "in quotes"),
-        ("reserve: none\n", "reserve"),
+        ("reserve: none\n", "reserve is 'none'; allowed are computed and"),
         ('rates: {EUR: {usd: "1.08", source: ECB, date: yesterday}}\n', "a date"),
         ('rates: {EUR: {usd: "1.08", date: "2026-11-11"}}\n', "rates.EUR.source is missing"),
         ("prices: [{runpod: {gpu: NVIDIA H200, pod: abc}}]\n", "pod and gpu"),

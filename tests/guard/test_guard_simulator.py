@@ -111,6 +111,14 @@ def test_it_never_spends_beyond_the_budget_less_the_reserve(
     assert 0 <= done.useful <= done.paid
 
 
+def test_a_price_that_nearly_triples_right_after_a_look_does_not_break_the_budget() -> None:
+    market = trace(900, (0, "a", 1, "10"), (121, "a", 1, "29.9"))
+    for quarters in range(60, 180):  # stops before, at and after the jump
+        cap = Decimal(quarters) / 4
+        done = simulate(market, policy(f'cap_usd: "{cap}"\nreserve: {{usd: "0"}}\n'))
+        assert done.spent <= cap
+
+
 @settings(deadline=None, max_examples=40)
 @given(ROWS, st.integers(0, 300), st.integers(0, 300), st.booleans())
 def test_more_money_never_trains_less(

@@ -87,6 +87,12 @@ class Resume(Part):
     readings: Count = 4
 
 
+def _reserve(value: object) -> object:
+    if isinstance(value, (dict, Reserve)) or value == "computed":
+        return value
+    raise ValueError('allowed are computed and an amount such as {usd: "25"}')
+
+
 class Reserve(Part):
     """A reserve that is set rather than computed."""
 
@@ -249,7 +255,7 @@ class Policy(Part):
     ceiling: Ceiling | None = None
     resume: Resume = Field(default_factory=Resume)
     cap_usd: Money | None = None
-    reserve: Reserve | Literal["computed"] = "computed"
+    reserve: Annotated[Reserve | Literal["computed"], BeforeValidator(_reserve)] = "computed"
     stale_seconds: Count = 900  # a reading older than this is none
     jump_factor: Price = Decimal(3)  # a change beyond it, up or down, needs a second source
     no_reading: NoReading = Field(default_factory=NoReading)
