@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.cli.options import JsonOption, StepOption
+
+if TYPE_CHECKING:
+    from assay.data.shard import Shard
+    from assay.evaluate.perplexity import Measured
+    from assay.evaluate.record import Recorded
+    from assay.evaluate.subject import Subject
 
 import_app = typer.Typer(help="Take in the models of others", no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,33 +34,9 @@ def evaluate_command(
 
     The result is pinned to step and weights digest; a run keeps it and states it in its ledger.
     """
-    import torch
-
     from assay.cli.show import as_json, console, pairs
-    from assay.data.shard import open_shard
-    from assay.errors import InputError
-    from assay.evaluate.material import tokenizer_digest, validation_shard
-    from assay.evaluate.perplexity import measure
-    from assay.evaluate.record import record, result
-    from assay.evaluate.subject import decoder, open_subject
 
-    subject = open_subject(model, step)
-    _tell_passed_over(subject.passed_over)
-    shard = open_shard(data) if data else None if subject.run is None else validation_shard(subject.run)
-    if shard is None:
-        raise InputError(f"{model} names no validation shard; name one with --data")
-    own = None if subject.run is None else tokenizer_digest(subject.run)
-    if own is not None and shard.tokenizer != own:
-        raise InputError(f"{shard.path} holds ids of tokenizer {shard.tokenizer}, but the run's is {own}")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    measured = measure(
-        decoder(subject.shape, subject.tensors, device=device),
-        shard,
-        lambda done, total: print(f"window {done:,} of {total:,}", file=sys.stderr, flush=True),
-    )
-    found = result(subject, shard, measured, kind)
-    kept = None if subject.run is None else record(subject.run, found)
+    subject, shard, measured, found, kept = evaluate_validation(model, step, data)
     facts: dict[str, Any] = {
         "step": subject.step,
         "weights_sha256": subject.weights_sha256,
@@ -80,6 +62,39 @@ def evaluate_command(
         "result": "not kept: outside a run" if kept is None else _kept(kept.file, kept.receipt, kept.added),
     }
     console().print(pairs("", shown))
+
+
+def evaluate_validation(
+    model: Path, step: int | None = None, data: Path | None = None
+) -> tuple[Subject, Shard, Measured, dict[str, Any], Recorded | None]:
+    """Measure the weights at `model` on `data`, or on the run's validation shard; a run keeps the result."""
+    import torch
+
+    from assay.data.shard import open_shard
+    from assay.errors import InputError
+    from assay.evaluate.material import tokenizer_digest, validation_shard
+    from assay.evaluate.perplexity import measure
+    from assay.evaluate.record import record, result
+    from assay.evaluate.subject import decoder, open_subject
+
+    subject = open_subject(model, step)
+    _tell_passed_over(subject.passed_over)
+    shard = open_shard(data) if data else None if subject.run is None else validation_shard(subject.run)
+    if shard is None:
+        raise InputError(f"{model} names no validation shard; name one with --data")
+    own = None if subject.run is None else tokenizer_digest(subject.run)
+    if own is not None and shard.tokenizer != own:
+        raise InputError(f"{shard.path} holds ids of tokenizer {shard.tokenizer}, but the run's is {own}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    measured = measure(
+        decoder(subject.shape, subject.tensors, device=device),
+        shard,
+        lambda done, total: print(f"window {done:,} of {total:,}", file=sys.stderr, flush=True),
+    )
+    found = result(subject, shard, measured, kind)
+    kept = None if subject.run is None else record(subject.run, found)
+    return subject, shard, measured, found, kept
 
 
 def export_command(

@@ -20,6 +20,7 @@ from assay.cli.control import control_app
 from assay.cli.corpus import corpus_app
 from assay.cli.data import data_app
 from assay.cli.demo import demo_command
+from assay.cli.duties import duties_command
 from assay.cli.evaluate import evaluate_command, export_command, import_app
 from assay.cli.guard import guard_app
 from assay.cli.key import key_app
@@ -60,6 +61,7 @@ app.command("stop")(stop_command)
 app.command("release")(release_command)
 app.command("abandon")(abandon_command)
 app.command("mirror")(mirror_command)
+app.command("duties")(duties_command)
 app.command("fetch")(fetch_command)
 app.command("verify")(verify_command)
 app.command("bundle")(bundle_command)

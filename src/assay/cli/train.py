@@ -88,6 +88,7 @@ def train(
         ledger.append("slot.checked", body)
     print("PRE-FLIGHT OK", file=sys.stderr)
     arrival.take_over(loaded, folder)
+    arrival.catch_up(folder)
     command = ["assay", *sys.argv[1:]]
     # Compilation may take six times as long as the longest update, as the contract has it.
     hang = (hang_after, 6 * hang_after)

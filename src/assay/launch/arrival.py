@@ -6,6 +6,8 @@ is started anew while the mirror cannot be reached.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from assay.errors import Interrupted
@@ -15,6 +17,7 @@ from assay.mirror.fetching import Fetched, fetch
 from assay.mirror.place import Place, folder_of, place
 from assay.mirror.transfer import Tell
 from assay.recipe.schema import Recipe
+from assay.run.duties import DUE, MIRROR, duties
 from assay.run.folder import RunFolder
 
 ASK_SECONDS = 30.0  # that a mirror may take to answer before it is called unreachable
@@ -48,6 +51,23 @@ def take_over(recipe: Recipe, run: RunFolder) -> int | None:
     """The lease of a start that pre-flight let through, or None where the recipe has no mirror."""
     wanted = recipe.checkpoint.mirror
     return None if wanted is None else copying.own(run, wanted.url, Policy(ASK_SECONDS), wanted.verify)
+
+
+def catch_up(run: RunFolder) -> None:
+    """Do the evaluations and exports that were due when the run last stood, in a process of their own, before training.
+
+    They need the device and its memory, which training takes next. What fails is told, and stays due.
+    """
+    due = [one for one in duties(run) if one.state == DUE and one.act != MIRROR]
+    if not due:
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "assay.cli.main", "duties", str(run.path), "--do"],
+        stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        print(f"what was due is not done (exit {done.returncode}); training goes on: assay duties {run.path} --do",
+              file=sys.stderr)  # fmt: skip
 
 
 def _reached(url: str, auto: bool, policy: Policy) -> Place:

@@ -46,7 +46,17 @@ LEAVE_SECONDS = 60.0  # that a trainer has to save and leave once the run was lo
 LOCK_FILE = "mirror.lock"
 PROJECT = "project"  # where the recipe's own folder lies in a fetched run
 # What does not travel: secrets and locks of this machine, output of ranks, and what is copied by its own record.
-_NOT_COPIED = ("salt", "owner.lock", LOCK_FILE, "origin.json", "logs", PROJECT, LEDGER_FILE, "outcome.json")
+_NOT_COPIED = (
+    "salt",
+    "owner.lock",
+    "duties.lock",
+    LOCK_FILE,
+    "origin.json",
+    "logs",
+    PROJECT,
+    LEDGER_FILE,
+    "outcome.json",
+)
 
 
 @dataclass(frozen=True)
@@ -271,7 +281,7 @@ class _Mirror:
         """Every small file of the run, and of its project what a start and a reader need besides the shards."""
         for path in _below(self.run.path):
             parts = path.relative_to(self.run.path).parts
-            if parts[0] in _NOT_COPIED or (len(parts) > 2 and parts[0] in ("checkpoints", "weights")):
+            if parts[0] in _NOT_COPIED or (len(parts) > 2 and parts[0] in ("checkpoints", "weights", "exports")):
                 continue
             yield "/".join(parts), path
         recipe = self.run.recipe()

@@ -32,7 +32,7 @@ LEDGER, RECIPE, START = "ledger", "recipe", "start"
 # fmt: off
 KNOWN = frozenset({
     "run.created", "preflight", "control", "start", "recovery", "batches.checked", "slot.checked", "slot.entered",
-    "metrics.sealed", "cadence",
+    "metrics.sealed", "cadence", "duty",
     "checkpoint.saved", "checkpoint.mirrored", "checkpoint.unmirrored", "checkpoint.removed", "checkpoint.fetched",
     "evaluation",
     "amendment.proposed", "amendment.approved", "amendment.installed", "amendment.adopted", "amendment.refused",

@@ -37,6 +37,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "orphaned": {"lease": int, "record": str, "receipts": int, "updates": list},
     "metrics.sealed": {"start": int, "stop": int, "sha256": str},
     "hold": {"cause": str},
+    "duty": {"act": str, "steps": list, "weights": bool},
     "cadence": {"segment": int, "step": int, "every": int},
     "amendment.proposed": {"amendment": str, "sha256": str, "proposal": dict},
     "amendment.approved": {"amendment": str, "sha256": str, "envelope": dict},
