@@ -52,7 +52,7 @@ def _chosen(trainer: Trainer) -> int:
     trainer.ledger.append("cadence", {"segment": trainer.segment, "step": step, **record})
     why = "a hundredth of the schedule, until saves and updates are measured"
     if choice.by == "young":
-        hours = f"{choice.between / 3600:,.1f} h between interruptions"
+        hours = f"{float(choice.between) / 3600:.3g} h between interruptions"
         why = f"save {choice.save:.3g} s, an update {choice.update:.3g} s, {hours}"
     trainer.tell(f"checkpoints every {choice.every:,} updates from here ({why})")
     return choice.every
