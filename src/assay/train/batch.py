@@ -28,8 +28,8 @@ def numbered(shard: Shard, start: int, count: int) -> Tensor:
     return torch.from_numpy(np.searchsorted(shard.documents_end, places, side="right").astype(np.int64))
 
 
-def documents_of(batches: Batches, update: int, device: torch.device, items: slice = slice(None)) -> Tensor:
-    """Document numbers [B, block] of an update's input tokens, or of some of its items.
+def documents_of(batches: Batches, update: int, items: slice = slice(None)) -> Tensor:
+    """Document numbers, int64 [B, block], of an update's input tokens, or of some of its items; in host memory.
 
     Numbers of different parts never meet.
     """
@@ -47,4 +47,4 @@ def documents_of(batches: Batches, update: int, device: torch.device, items: sli
                 pieces.append(numbered(shard, part.start + low - begin, high - low) + (place << 40))
             begin += part.tokens
         rows.append(torch.cat(pieces))
-    return torch.stack(rows).to(device)
+    return torch.stack(rows)

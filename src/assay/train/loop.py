@@ -12,13 +12,11 @@ import time
 
 import torch
 
-from assay.data.batches import row_digests
 from assay.errors import AssayError, NumbersError
 from assay.recipe.schedule import rates
 from assay.run.history import history
 from assay.train import amending
 from assay.train.agreement import agree, wait_for
-from assay.train.batch import documents_of, to_device
 from assay.train.cadence import choose_cadence
 from assay.train.entering import enter_slot, next_queue
 from assay.train.loss import window_loss
@@ -43,7 +41,6 @@ def train(trainer: Trainer, until: int | None) -> str:
     recipe, started, device, ranks = trainer.recipe, trainer.started, trainer.device, trainer.ranks
     model, optimizers, position = started.model, started.optimizers, started.position
     mine, micro = share(recipe, ranks), recipe.batch.micro
-    items = slice(mine.first * micro, (mine.first + mine.micro_batches) * micro)
     exchange = started.exchange
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
@@ -75,12 +72,10 @@ def train(trainer: Trainer, until: int | None) -> str:
                     save_full(trainer, saved_steps)  # what is done is not lost with what cannot begin
                 raise
 
-        # The batch: this rank's items. The buffer that is hashed is the buffer that goes to the device.
-        ids = trainer.batches.batch(update, items)
-        with trainer.spent.on("digest"):
-            digests = row_digests(ids)
-        tokens = to_device(ids, device)
-        documents = documents_of(trainer.batches, update, device, items) if recipe.model.document_mask else None
+        # The batch: this rank's items, made while the update before was computed.
+        with trainer.spent.on("batch"):
+            batch = trainer.feed.take(trainer.batches, update)
+        tokens, documents = batch.tokens, batch.documents
 
         if trainer.hang:
             trainer.hang.begin(compiling=recipe.runtime.compile and update < first + COMPILING)
@@ -105,7 +100,7 @@ def train(trainer: Trainer, until: int | None) -> str:
         # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
         with trainer.spent.on("checks"):
             cause = trainer.watch.cause(trainer.ledger if ranks.first else None)
-        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, digests)
+        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, batch.digests)
         loss, z_loss, grad_norm, cause = told.nll_sum / divisor, told.z_sum / divisor, told.grad_norm, told.cause
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if trainer.metrics:

@@ -36,6 +36,10 @@ class Share:
         """How many micro-batches the rank computes."""
         return self.lanes * self.accumulation
 
+    def items(self, micro: int) -> slice:
+        """The sequences of an update that the rank computes, `micro` to a micro-batch."""
+        return slice(self.first * micro, (self.first + self.micro_batches) * micro)
+
 
 def share(recipe: Recipe, ranks: Ranks) -> Share:
     """The rank's part of every update. `fast` knows no lanes: each rank runs its micro-batches in one sum."""

@@ -22,6 +22,7 @@ from assay.run.cadence import Observed
 from assay.run.folder import RunFolder
 from assay.run.metrics import MetricsWriter
 from assay.train.ahead import Ahead
+from assay.train.feed import Feed
 from assay.train.hang import HangWatch
 from assay.train.progress import Progress
 from assay.train.ranks import Ranks
@@ -69,6 +70,7 @@ class Trainer:
     segment: int
     started: Started
     batches: Batches
+    feed: Feed
     validation: Shard | None
     device: torch.device
     watch: Watch

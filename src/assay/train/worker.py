@@ -39,10 +39,12 @@ from assay.run.provenance import provenance
 from assay.train import amending, control, numerics
 from assay.train.ahead import Ahead
 from assay.train.entering import first_slots
+from assay.train.feed import Feed
 from assay.train.hang import Bounds, HangWatch
 from assay.train.loop import prepare, train
 from assay.train.progress import Progress
 from assay.train.ranks import LostRanks, Ranks, join, of_peers
+from assay.train.reduction import share
 from assay.train.start import Started, begin
 from assay.train.telemetry import superseded
 from assay.train.trainer import Trainer
@@ -145,7 +147,8 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
         trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None)
         prepare(trainer)
-        train(trainer, until)
+        with closing(trainer.feed):
+            train(trainer, until)
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
         fault = _answer(error)
         _tell(f"assay: {fault}")
@@ -255,6 +258,7 @@ def _trainer(
         segment=shared["segment"],
         started=started,
         batches=batches,
+        feed=Feed(device, share(recipe, ranks).items(recipe.batch.micro), recipe.model.document_mask),
         validation=open_validation(recipe, folder),
         device=device,
         watch=watch,
@@ -303,7 +307,7 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     _open(segment, started, facts, json.loads(job.command))
     segment.started = started
     prepare(trainer)
-    with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead:
+    with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead, closing(trainer.feed):
         end = train(trainer, until)
     segment.metrics.seal("end")
     position, spent = started.position, trainer.spent
