@@ -42,8 +42,8 @@ from assay.train.worker import run_job
 WARM_UP = 2  # updates of each round that are not counted
 
 
-def project(folder: Path, updates: int) -> Path:
-    """A shard of random text, a queue of one slot, a Llama-shaped recipe."""
+def project(folder: Path, updates: int, shape: dict[str, int] | None = None) -> Path:
+    """A shard of random text, a queue of one slot, a Llama-shaped recipe; `shape` replaces keys of its model."""
     vocabulary, block, batch = 4096, 256, 8
     generator = np.random.default_rng(0)
     texts = [np.append(generator.integers(1, vocabulary, 511), 0).astype(np.uint16) for _ in range(256)]
@@ -78,6 +78,7 @@ def project(folder: Path, updates: int) -> Path:
             "vocabulary": vocabulary,
             "block": block,
             "ffn": 768,
+            **(shape or {}),
         },
         "data": {"queue": "data/queue.jsonl", "seed": 1},
         "batch": {"micro": 4, "accumulation": 2},
@@ -92,17 +93,20 @@ def project(folder: Path, updates: int) -> Path:
     return path
 
 
-def assay_round(recipe: Path, run: Path) -> tuple[float, float, dict[str, float]]:
+def assay_round(recipe: Path, run: Path, until: int | None = None) -> tuple[float, float, dict[str, float]]:
     """Tokens per second of one run, the share of accounting, and its parts."""
     loaded = recipes.load(recipe)
     create(run, recipe, loaded)
     job = argparse.Namespace(
-        run=run, recipe=recipe, resume=False, from_step=None, until=None, terminal=False, token="0", command="[]"
-    )
+        run=run, recipe=recipe, resume=False, from_step=None,
+        until=None if until is None else str(until), profile=None, terminal=False,
+        token="0", command="[]",
+    )  # fmt: skip
     with contextlib.redirect_stderr(io.StringIO()):
         code = run_job(job)
     assert code == 0, code
-    seconds = [line["seconds"] for line in metrics.read(run / "metrics.jsonl")][WARM_UP:]
+    lines = metrics.read(run / "metrics.jsonl")
+    seconds = [line["seconds"] for line in lines[WARM_UP if len(lines) > WARM_UP else 0 :]]
     spent: dict[str, int] = {}
     for segment in history(RunFolder(run).ledger).segments:
         spent = segment.closing["microseconds"]

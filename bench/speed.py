@@ -3,9 +3,10 @@
 In one run, in turn, one shape, the same windows, float32, AdamW: Assay's loop with its ledger, plain and
 compiled by block; a loop in nanoGPT's manner (fused projections, whole logits, clipping, AdamW), plain
 and compiled whole; transformers' LlamaForCausalLM; litgpt's GPT, where it is installed. Prints every
-round, medians, ratios, and the share of the machine's own matmul rate by 6N + attention FLOPs.
+round, medians, ratios, and the share of the machine's own matmul rate by 6N + attention FLOPs; then what the
+optimizer takes of an update, how often blocks were compiled, and how often the host waited.
 
-    .venv/bin/python bench/speed.py [--rounds 5] [--updates 12] [--no-compile]
+    .venv/bin/python bench/speed.py [--rounds 5] [--updates 12] [--width 512] [--layers 4] [--no-compile]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +29,16 @@ import torch.nn.functional as F
 import transformers
 from accounting import assay_round, plain_loop, project, transformers_round
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.overrides import TorchFunctionMode
 
 from assay.data import queue as queues
 from assay.data.batches import Batches
+from assay.model import initial
 from assay.plan.figures import flops_per_position
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
+from assay.train.optimizers import build_optimizers
 
 
 class Layer(nn.Module):
@@ -130,6 +136,42 @@ def matmul_rate(size: int = 1024, rounds: int = 8) -> float:
     return 2 * size**3 / best
 
 
+class Looks(TorchFunctionMode):
+    """Counts looks at the values of tensors: on a GPU the host would wait at each."""
+
+    seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = ("tolist", "item", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__")
+        self.seen += getattr(func, "__name__", "") in names
+        return func(*args, **(kwargs or {}))
+
+
+def waits(path: Path, folder: Path, updates: int) -> float:
+    """Looks an update, from two runs that differ by some updates alone."""
+    seen = []
+    for until in (1, updates):
+        with Looks() as looks:
+            assay_round(path, folder / f"waits-{until}", until)
+        seen.append(looks.seen)
+    return (seen[1] - seen[0]) / (updates - 1)
+
+
+def optimizer_seconds(recipe: Recipe, rounds: int = 5) -> float:
+    """Seconds of one step of the recipe's optimizers, the median of some."""
+    model = initial.build(recipe.model, recipe.seed)
+    optimizers = build_optimizers(model, recipe.optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.step()
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
+
+
 def compiled_recipe(path: Path) -> Path:
     """The same recipe with runtime.compile."""
     value = json.loads(path.read_text())
@@ -145,12 +187,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--ffn", type=int, default=1408)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
-        path = project(folder, options.updates)
+        shape = {key: getattr(options, key) for key in ("width", "layers", "heads", "ffn")}
+        path = project(folder, options.updates, shape)
         recipe = recipes.load(path)
         batches = Batches(queues.load(folder / recipe.data.queue), [], recipe.data.seed, recipe.global_batch)
         windows = [torch.from_numpy(batches.batch(u).astype(np.int64)) for u in range(options.updates)]
@@ -170,12 +217,18 @@ def main() -> None:
             loops["nanoGPT style, compiled"] = lambda: nanogpt_style(recipe, windows, compiled=True)
         speeds: dict[str, list[float]] = {name: [] for name in loops}
         peaks = []
+        graphs = []  # compiled in each round by the loop that compiles by block
         for number in range(options.rounds):
             peaks.append(matmul_rate())
             for name, loop in loops.items():
+                before = counters["stats"]["unique_graphs"]
                 speeds[name].append(loop())
+                if name == "assay, compiled":
+                    graphs.append(counters["stats"]["unique_graphs"] - before)
             shown = "  ".join(f"{name} {found[-1]:,.0f}" for name, found in speeds.items())
             print(f"round {number + 1}: {shown}  matmul {peaks[-1] / 1e9:.1f} GFLOP/s", flush=True)
+        looks = waits(path, folder, min(options.updates, 4))
+        step = optimizer_seconds(recipe)
     flops, peak = sum(flops_per_position(recipe).values()), median(peaks)
     middle = {name: median(found) for name, found in speeds.items()}
     print(
@@ -185,6 +238,13 @@ def main() -> None:
     print(f"{'loop':<26}{'tokens/s':>10}{'assay ÷ it':>12}{'of matmul':>11}")
     for name, value in middle.items():
         print(f"{name:<26}{value:>10,.0f}{middle['assay'] / value:>12.3f}{flops * value / peak:>11.1%}")
+    update = recipe.positions_per_update / middle["assay"]
+    print(f"optimizer: {step * 1e3:.1f} ms, {step / update:.1%} of an update of {update:.2f} s (its work is not in 6N)")
+    print(f"host waits an update: {looks:g}")
+    if graphs:
+        print(
+            f"compiled in each round: {graphs} (the first block, the others, the loss; nothing while training goes on)"
+        )
 
 
 if __name__ == "__main__":

@@ -114,7 +114,13 @@ class Project:
 
 
 def drive(
-    recipe: Path, run: Path, *, resume: bool = False, until: str | None = None, from_step: int | None = None
+    recipe: Path,
+    run: Path,
+    *,
+    resume: bool = False,
+    until: str | None = None,
+    from_step: int | None = None,
+    profile: int | None = None,
 ) -> int:
     """Train in this process as the worker would; return the exit code."""
     from assay.train.worker import run_job
@@ -124,7 +130,7 @@ def drive(
         create(run, recipe, recipes.load(recipe))
     return run_job(
         argparse.Namespace(
-            run=run, recipe=recipe, resume=resume, from_step=from_step, until=until, terminal=False,
+            run=run, recipe=recipe, resume=resume, from_step=from_step, until=until, profile=profile, terminal=False,
             token="1", command=json.dumps(["assay", "train"]),
         )
     )  # fmt: skip

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import create_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.model.decoder import Decoder, RMSNorm, soft_cap
+from assay.model.decoder import Decoder, Linear, RMSNorm, document_mask, document_tiles, soft_cap
 from assay.model.initial import build
 from assay.plan.parameters import count, shapes
-from assay.recipe.schema import Model
+from assay.recipe.schema import Model, Recompute
 
 TOKENS = torch.tensor([[3, 9, 1, 0, 22, 5, 5, 18, 7, 2, 11, 30], [8, 8, 4, 19, 28, 1, 2, 3, 0, 17, 25, 6]])
 
@@ -25,7 +29,7 @@ def small(**changes: Any) -> Model:
     return Model.model_validate(fields | changes)
 
 
-def loud(config: Model, dtype: torch.dtype = torch.float64, recompute: bool = False) -> Decoder:
+def loud(config: Model, dtype: torch.dtype = torch.float64, recompute: Recompute = False) -> Decoder:
     """A decoder with weights far from their initial values, so that each term matters."""
     model = build(config, seed=5, dtype=dtype, recompute=recompute)
     generator = torch.Generator().manual_seed(7)
@@ -164,15 +168,120 @@ def gradients(model: Decoder, documents: Tensor | None) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+# Of the library: FlexAttention asks to be compiled, which a test of one forward pass does not need.
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_documents_kept_apart_by_tiles_give_the_hidden_states_of_the_mask() -> None:
+    """Documents of all lengths, over and within tiles, some wholly seen and some not at all; no [T, T] is made."""
+    config = small(document_mask=True, block=600, layers=1)
+    model = loud(config, torch.float32)
+    lengths = [[3, 300, 1, 140, 156], [600], [128, 128, 128, 128, 88]]
+    documents = torch.stack([torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in lengths])
+    tokens = torch.randint(0, 31, documents.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(tokens, documents)
+        model.tiled = True
+        torch.testing.assert_close(model(tokens, documents), expected, rtol=1e-5, atol=1e-5)
+        with Sizes() as sizes:
+            tiles = document_tiles(documents)
+    assert sizes.largest <= 3 * 640
+    kept = create_mask(tiles.mask_mod, 3, 1, 600, 600, device="cpu")
+    assert torch.equal(kept, document_mask(documents))
+    dense = tiles.to_dense()[:, 0]
+    pairs = F.pad(kept[:, 0], (0, 40, 0, 40)).view(3, 5, 128, 5, 128)
+    assert torch.equal(dense.bool(), pairs.any(-1).any(2)), "the tiles that are computed are those with a pair in them"
+    assert tiles.full_kv_num_blocks is not None
+    assert tiles.full_kv_num_blocks.sum() == 4 + 3 + 2 + 1, "the window of one document"
+
+
+class Sizes(TorchDispatchMode):
+    """The elements of the largest tensor that was made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def test_other_documents_are_no_reason_to_compile_again() -> None:
+    config = small(document_mask=True, block=16)
+    model = loud(config, torch.float32)
+    model.tiled = True
+    torch._dynamo.reset()
+    counters.clear()
+    for block in model.blocks:
+        block.compile(backend="eager", dynamic=False)
+    with torch.no_grad():
+        for number in range(4):
+            model(TOKENS, (TOKENS.cumsum(1) + number) // 40)
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_recomputation_and_repetition_change_no_bit_of_any_gradient(masked: bool) -> None:
     config = small(qk_norm=True, value_residual=True, document_mask=masked)
     documents = TOKENS.cumsum(1) // 40 if masked else None
     plain, again = loud(config, torch.float32), loud(config, torch.float32, recompute=True)
+    selective = loud(config, torch.float32, recompute="selective")
     first = gradients(plain, documents)
     assert first.keys() == shapes(config).keys()
-    for other in (gradients(plain, documents), gradients(again, documents)):
+    for other in (gradients(plain, documents), gradients(again, documents), gradients(selective, documents)):
         assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+class Counts(TorchDispatchMode):
+    """How often each operation ran, and how often a parameter was put into another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: Counter[str] = Counter()
+        self.casts = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations[str(func)] += 1
+        self.casts += str(func) == "aten._to_copy.default" and isinstance(args[0], torch.nn.Parameter)
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_recomputation_multiplies_and_attends_no_second_time() -> None:
+    dear = ("aten.mm.default", "aten._scaled_dot_product_flash_attention_for_cpu.default")
+    found = {}
+    for recompute in (False, "selective", True):
+        model = loud(small(qk_norm=True), torch.float32, recompute=recompute)
+        with Counts() as counts:
+            gradients(model, None)
+        found[recompute] = ([counts.operations[name] for name in dear], counts.operations["aten.silu.default"])
+    assert found["selective"][0] == found[False][0]
+    assert found["selective"][1] == 2 * found[False][1] == found[True][1]
+    assert all(again > once > 0 for again, once in zip(found[True][0], found[False][0], strict=True))
+
+
+def test_weights_are_cast_once_an_update_and_the_gradients_are_those_of_casting_each_time() -> None:
+    model = loud(small(), torch.float32)
+    matrices = 7 * model.config.layers
+    results = []
+    for once in (False, True):
+        model.zero_grad()
+        with Counts() as counts:
+            if once:
+                model.take_up(torch.bfloat16)
+            for _ in range(3):
+                with torch.autocast("cpu", torch.bfloat16):
+                    hidden = model(TOKENS)
+                hidden.square().sum().backward()
+            model.let_go()
+        assert counts.casts == (1 if once else 3) * matrices
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    for name, gradient in results[0].items():
+        assert gradient is not None
+        assert gradient.dtype == torch.float32
+        assert torch.equal(gradient, results[1][name]), name
+    model.take_up(torch.float32)
+    assert all(module.copy is None for module in model.modules() if isinstance(module, Linear))
 
 
 def test_the_norm_of_a_low_precision_input_is_formed_in_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from assay.errors import InputError
 from assay.model.initial import build
 from assay.plan.cadence import checkpoint_steps, disk, every
 from assay.plan.figures import mfu, plan
-from assay.plan.memory import activation_bytes, memory, optimizer_bytes
+from assay.plan.memory import activation_bytes, memory, optimizer_bytes, selective_bytes
 from assay.plan.parameters import count, matrix_count, shapes
 from assay.recipe.load import from_resolved, load, resolved
 from assay.recipe.schema import Recipe
@@ -84,6 +85,27 @@ def test_activations_are_what_autograd_keeps(model: dict[str, Any], compute: str
     assert activation_bytes(recipe, recompute=False) == pytest.approx(measured, rel=0.03)
 
 
+def tensors() -> list[torch.Tensor]:
+    """All that the program holds; `isinstance` would wake the library's deprecated names."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+
+
+@pytest.mark.parametrize("model", [{"qk_norm": True, "value_residual": False}, {"kv_heads": 2, "ffn": 200}])
+def test_selective_recomputation_keeps_what_is_counted(model: dict[str, Any]) -> None:
+    """Every storage that a tensor held by the program lies in, after the forward pass of one block less than of two."""
+    live = []
+    for layers in (1, 2):
+        recipe = tiny(model={"layers": layers, "block": 64, **model}, batch={"micro": 2})
+        decoder = build(recipe.model, 1, recompute="selective")
+        gc.collect()
+        before = {tensor.untyped_storage().data_ptr() for tensor in tensors()}
+        hidden = decoder(torch.zeros(2, 64, dtype=torch.int64))
+        made = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors()}
+        live.append(sum(size for place, size in made.items() if place not in before))
+        del hidden
+    assert selective_bytes(recipe) == pytest.approx(live[1] - live[0], rel=0.05)
+
+
 def test_memory_terms_are_exact_counts() -> None:
     n = count(TINY.model)
     one = memory(TINY, 1)
@@ -114,6 +136,8 @@ def test_fewer_gpus_hold_more_partial_sums() -> None:
 def test_recomputation_saves_memory_in_deep_models() -> None:
     facts = plan(load(RECIPES / "slayer1b-1.09.yaml"), RECIPES)["memory_bytes"]
     assert facts["activations_with_recomputation"] < facts["activations_without_recomputation"] / 5
+    least, most = (facts[f"activations_{which}_recomputation"] for which in ("with", "without"))
+    assert least < facts["activations_with_selective_recomputation"] < most / 2
     assert facts["total"] == facts["total_without_recomputation"]
 
 

@@ -48,8 +48,8 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
     if sys.platform == "linux":  # a fork that outlives the script would go on alone
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     named = argparse.Namespace(
-        run=folder.path, recipe=Path(job["recipe"]), resume=False, from_step=None, until=None, terminal=False,
-        token="1", command='["assay", "train"]',
+        run=folder.path, recipe=Path(job["recipe"]), resume=False, from_step=None, until=None,
+        profile=None, terminal=False, token="1", command='["assay", "train"]',
     )  # fmt: skip
     code = run_job(named, place)
     sys.stderr.flush()

@@ -186,19 +186,20 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
         "exchange": ("exchange of gradients", f"with {memory['ranks']} {many}, two buckets and the joined gradients"),
         "optimizer": ("optimizer state", ""),
         "activations_without_recomputation": ("activations", "without recomputation"),
+        "activations_with_selective_recomputation": ("activations", "with selective recomputation"),
         "activations_with_recomputation": ("activations", "with recomputation"),
         "logits": ("logits of one chunk", ""),
         "total_without_recomputation": ("total", "without recomputation"),
+        "total_with_selective_recomputation": ("total", "with selective recomputation"),
         "total_with_recomputation": ("total", "with recomputation"),
     }
     if len(memory["per_gpu"]) > 1:
         names["optimizer"] = ("optimizer state", f"shared out over the {many}, the busiest")
-    chosen = memory["activations"] == memory["activations_with_recomputation"]
     rows = []
     for key, (name, remark) in names.items():
         if not memory[key]:
             continue  # what this recipe does not have
-        mark = "; the recipe's choice" if key.startswith("total") and key.startswith("total_with_") == chosen else ""
+        mark = "; the recipe's choice" if key.startswith("total") and memory[key] == memory["total"] else ""
         rows.append((name, _bytes(memory[key]), remark + mark))
     if len(memory["per_gpu"]) > 1:
         rows += [

@@ -34,6 +34,9 @@ def train(
         str | None, typer.Option(metavar="STEP", help="Stop, saved, at this step, or at the end of a slot: slot-end")
     ] = None,
     ranks: RanksOption = 1,
+    profile: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Write a trace of K updates into the segment's logs")
+    ] = None,
     grace: Annotated[float, typer.Option(metavar="SECONDS", help="How long a stop may take after a signal")] = 25.0,
     hang_after: Annotated[
         float, typer.Option(metavar="SECONDS", help="The least time without an update that is called a hang")
@@ -92,7 +95,7 @@ def train(
     command = ["assay", *sys.argv[1:]]
     # Compilation may take six times as long as the longest update, as the contract has it.
     hang = (hang_after, 6 * hang_after)
-    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, hang))
+    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, profile, hang))
     raise SystemExit(code)
 
 

@@ -46,6 +46,7 @@ class Job:
     grace: float
     command: list[str]
     ranks: int = 1
+    profile: int | None = None  # updates to make a trace of
     hang: tuple[float, float] | None = None  # seconds without an update, and while compiling; None: the usual
 
 
@@ -105,6 +106,7 @@ def _start(job: Job, rank: int, token: str, meeting: Path) -> subprocess.Popen[b
         *(["--resume"] if job.resume else []),
         *(["--from-step", str(job.from_step)] if job.from_step is not None else []),
         *(["--until", job.until] if job.until is not None else []),
+        *(["--profile", str(job.profile)] if job.profile is not None else []),
         *(["--terminal"] if sys.stderr.isatty() else []),
     ]
     if job.hang:

@@ -10,12 +10,39 @@ size of the feed-forward part.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from assay.recipe.schema import Model
+from assay.recipe.schema import Model, Recompute
+
+# What `recompute: selective` keeps: it is dear to compute again. The rest takes about as much memory and little time.
+_KEPT = [
+    torch.ops.higher_order.flex_attention,
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+
+Mask = Tensor | BlockMask | None
+TILE = 128  # positions of a side of the tiles in which FlexAttention works
+
+
+class Linear(nn.Linear):
+    """x · weightᵀ + bias; with `copy`, the weight in the type of the arithmetic, in the weight's place."""
+
+    copy: Tensor | None = None  # see `Decoder.take_up`
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight if self.copy is None else self.copy, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -61,22 +88,22 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.size = config.heads, config.kv_heads, config.head_size
         bias = config.attention_bias
-        self.q = nn.Linear(config.width, self.heads * self.size, bias=bias)
-        self.k = nn.Linear(config.width, self.kv_heads * self.size, bias=bias)
-        self.v = nn.Linear(config.width, self.kv_heads * self.size, bias=bias)
-        self.o = nn.Linear(self.heads * self.size, config.width, bias=bias)
+        self.q = Linear(config.width, self.heads * self.size, bias=bias)
+        self.k = Linear(config.width, self.kv_heads * self.size, bias=bias)
+        self.v = Linear(config.width, self.kv_heads * self.size, bias=bias)
+        self.o = Linear(self.heads * self.size, config.width, bias=bias)
         self.q_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.size, config.norm_eps) if config.qk_norm else None
         mixes = config.value_residual and layer > 0
         self.value_residual = nn.Parameter(torch.empty(1)) if mixes else None
 
     def forward(
-        self, x_BTW: Tensor, first_BHTD: Tensor | None, rope: tuple[Tensor, Tensor], mask: Tensor | None
+        self, x_BTW: Tensor, first_BHTD: Tensor | None, rope: tuple[Tensor, Tensor], mask: Mask
     ) -> tuple[Tensor, Tensor]:
         """The output [B, T, W] and this layer's own values, before any mixing.
 
-        `first_BHTD` are the values of layer 0; `mask` [B, 1, T, T] is true where a query may look,
-        None for plain causal attention.
+        `first_BHTD` are the values of layer 0; `mask` [B, 1, T, T] is true where a query may look, or says the same
+        as a `BlockMask`; None for plain causal attention.
         """
         B, T, _ = x_BTW.shape
         q = self.q(x_BTW).view(B, T, self.heads, self.size)
@@ -92,6 +119,9 @@ class Attention(nn.Module):
             share = self.value_residual
             v = ((1 - share) * own + share * first_BHTD).to(own.dtype)
         grouped = self.kv_heads < self.heads
+        if isinstance(mask, BlockMask):
+            y = flex_attention(q, k, v, block_mask=mask, enable_gqa=grouped)
+            return self.o(y.transpose(1, 2).reshape(B, T, self.heads * self.size)), own
         if mask is not None and grouped:  # the memory-saving kernels for masks know no groups
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, dim=1) for part in (k, v))
             grouped = False
@@ -104,9 +134,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: Model) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.ffn, bias=False)
-        self.up = nn.Linear(config.width, config.ffn, bias=False)
-        self.down = nn.Linear(config.ffn, config.width, bias=False)
+        self.gate = Linear(config.width, config.ffn, bias=False)
+        self.up = Linear(config.width, config.ffn, bias=False)
+        self.down = Linear(config.ffn, config.width, bias=False)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
         y: Tensor = self.down(F.silu(self.gate(x_BTW)) * self.up(x_BTW))
@@ -114,17 +144,32 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer, pre-norm: x + attention(norm(x)), then x + ffn(norm(x))."""
+    """One layer, pre-norm: x + attention(norm(x)), then x + ffn(norm(x)).
 
-    def __init__(self, config: Model, layer: int) -> None:
+    Recomputation happens in here, so that a compiler sees it and engines that gather weights do so once.
+    """
+
+    def __init__(self, config: Model, layer: int, recompute: Recompute = False) -> None:
         super().__init__()
+        self.recompute = recompute
         self.attention_norm = RMSNorm(config.width, config.norm_eps)
         self.attention = Attention(config, layer)
         self.ffn_norm = RMSNorm(config.width, config.norm_eps)
         self.ffn = FeedForward(config)
 
     def forward(
-        self, x_BTW: Tensor, first_BHTD: Tensor | None, rope: tuple[Tensor, Tensor], mask: Tensor | None
+        self, x_BTW: Tensor, first_BHTD: Tensor | None, rope: tuple[Tensor, Tensor], mask: Mask
+    ) -> tuple[Tensor, Tensor]:
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self._whole(x_BTW, first_BHTD, rope, mask)
+        more: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.recompute == "selective":
+            more["context_fn"] = partial(create_selective_checkpoint_contexts, _KEPT)
+        result: tuple[Tensor, Tensor] = checkpoint(self._whole, x_BTW, first_BHTD, rope, mask, **more)
+        return result
+
+    def _whole(
+        self, x_BTW: Tensor, first_BHTD: Tensor | None, rope: tuple[Tensor, Tensor], mask: Mask
     ) -> tuple[Tensor, Tensor]:
         y, own = self.attention(self.attention_norm(x_BTW), first_BHTD, rope, mask)
         x_BTW = x_BTW + y
@@ -135,15 +180,16 @@ class Decoder(nn.Module):
     """The whole model. Construct it through `initial.build`; the parameters are unset here.
 
     With `recompute` each block's activations are dropped after the forward pass and computed again
-    in the backward pass; the numbers are the same.
+    in the backward pass; with `selective` only those that are cheap. The numbers are the same.
     """
 
-    def __init__(self, config: Model, recompute: bool = False) -> None:
+    def __init__(self, config: Model, recompute: Recompute = False) -> None:
         super().__init__()
         self.config = config
-        self.recompute = recompute
+        self.sliced = False  # set by the engine under which no parameter is whole between the blocks
+        self.tiled = False  # whether masks are `document_tiles` for FlexAttention, in place of one bit a pair
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, layer, recompute) for layer in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.width, config.vocabulary, bias=False)
 
@@ -151,6 +197,31 @@ class Decoder(nn.Module):
     def head_weight(self) -> Tensor:
         """The output matrix [V, W]: the embedding itself when tied."""
         return self.embedding.weight if self.head is None else self.head.weight
+
+    def compile_blocks(self) -> None:
+        """Compile each block when it is first used; all blocks of one kind share what is compiled.
+
+        On a GPU documents are then kept apart by FlexAttention, which must be compiled and has no backward on CPUs.
+        """
+        for block in self.blocks:
+            block.compile(dynamic=False)
+        self.tiled = self.embedding.weight.device.type == "cuda"
+
+    def take_up(self, dtype: torch.dtype) -> None:
+        """Once an update: the blocks' matrices in `dtype`, copied where they have another, for all its micro-batches.
+
+        Gradients flow on to the parameters with every backward pass. `let_go` before parameters change. Under an
+        engine that slices the parameters each block casts its own when it is in work; the numbers are the same.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear) and module.weight.dtype != dtype and not self.sliced:
+                module.copy = module.weight.to(dtype)
+
+    def let_go(self) -> None:
+        """Give up what `take_up` made."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.copy = None
 
     def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """Hidden states [B, T, W] after the final norm.
@@ -161,16 +232,15 @@ class Decoder(nn.Module):
         """
         if self.config.document_mask != (documents_BT is not None):
             raise ValueError("document ids are given to forward exactly when the recipe sets document_mask")
-        mask = None if documents_BT is None else document_mask(documents_BT)
+        mask: Mask = None
+        if documents_BT is not None:
+            mask = document_tiles(documents_BT) if self.tiled else document_mask(documents_BT)
         size = self.config.head_size
         rope = rotation(tokens_BT.shape[1], size, self.config.rope_theta, tokens_BT.device)
         x = self.embedding(tokens_BT)
         first: Tensor | None = None
         for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                x, own = checkpoint(block, x, first, rope, mask, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x, own = block(x, first, rope, mask)
+            x, own = block(x, first, rope, mask)
             if first is None and self.config.value_residual:
                 first = own
         hidden: Tensor = self.norm(x)
@@ -191,3 +261,36 @@ def document_mask(documents_BT: Tensor) -> Tensor:
     T = documents_BT.shape[1]
     same = documents_BT[:, None, :, None] == documents_BT[:, None, None, :]
     return same & torch.ones(T, T, dtype=torch.bool, device=documents_BT.device).tril()
+
+
+def document_tiles(documents_BT: Tensor) -> BlockMask:
+    """As `document_mask`, for FlexAttention: which tiles of queries and keys meet, wholly or in part.
+
+    Found from each tile's least and greatest document alone, so that nothing of the size [T, T] is made; whatever the
+    order of the documents, a pair that may not meet is kept apart. Tiles without a common document are never computed.
+    """
+    B, T = documents_BT.shape
+    tiles = -(-T // TILE)
+    filled = torch.cat((documents_BT, documents_BT[:, -1:].expand(B, tiles * TILE - T)), dim=1).view(B, tiles, TILE)
+    low, high = filled.amin(-1), filled.amax(-1)
+    q_low, q_high, k_low, k_high = low[:, :, None], high[:, :, None], low[:, None, :], high[:, None, :]
+    place = torch.arange(tiles, device=documents_BT.device)
+    earlier = place[:, None] > place[None, :]
+    meet = (earlier | torch.eye(tiles, dtype=torch.bool, device=place.device)) & (k_low <= q_high) & (k_high >= q_low)
+    whole = earlier & (q_low == q_high) & (k_low == k_high) & (q_low == k_low)
+
+    def may_look(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents_BT[batch, query] == documents_BT[batch, key])
+
+    part, parts = _listed(meet & ~whole)
+    full, fulls = _listed(whole)
+    return BlockMask.from_kv_blocks(part, parts, full, fulls, BLOCK_SIZE=TILE, mask_mod=may_look, seq_lengths=(T, T))
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of [B, rows, columns] how many columns are chosen, and all places, the chosen first.
+
+    With an axis for the heads, which are all alike.
+    """
+    order = chosen.to(torch.int32).argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32)[:, None], order.to(torch.int32)[:, None]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.model.decoder import Decoder
 from assay.plan.parameters import shapes
-from assay.recipe.schema import Model
+from assay.recipe.schema import Model, Recompute
 
 # No source states these for the Slayer line; 0.02 and the division by the square root of the number of
 # residual additions are GPT-2's (Radford et al. 2019), one half keeps both values of the residual alive.
@@ -31,7 +31,7 @@ def build(
     seed: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    recompute: bool = False,
+    recompute: Recompute = False,
 ) -> Decoder:
     """A decoder with fresh weights on `device`.
 
@@ -43,7 +43,10 @@ def build(
 
 
 def empty(
-    config: Model, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, recompute: bool = False
+    config: Model,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    recompute: Recompute = False,
 ) -> Decoder:
     """A decoder whose parameters are NaN until somebody sets them; what is forgotten shows at once."""
     with torch.device("meta"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.plan.owners import BUCKET, owners
 from assay.plan.parameters import MATRICES, count, shapes
-from assay.recipe.schema import Recipe
+from assay.recipe.schema import Recipe, Recompute
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4  # weights, gradients and optimizer state are float32
@@ -62,11 +62,25 @@ def block_activation_bytes(recipe: Recipe) -> int:
     return each * recipe.batch.micro * model.block
 
 
-def activation_bytes(recipe: Recipe, recompute: bool) -> int:
+def selective_bytes(recipe: Recipe) -> int:
+    """Bytes one block keeps for the backward pass of a micro-batch with `recompute: selective`.
+
+    Per position: its input, W·s, and the results of its products and of attention: q, k, v, attention, o, gate,
+    up and down, (4·W + 2·K + 2·F)·c, with 4 bytes a head for the log-sum-exp.
+    """
+    model = recipe.model
+    width, keys = model.width, model.kv_heads * model.head_size
+    compute = BYTES[recipe.precision.compute]
+    each = width * max(compute, MASTER) + (4 * width + 2 * keys + 2 * model.ffn) * compute + 4 * model.heads
+    return each * recipe.batch.micro * model.block
+
+
+def activation_bytes(recipe: Recipe, recompute: Recompute) -> int:
     """Bytes kept for the backward pass of one micro-batch at its fullest moment.
 
-    With recomputation each block keeps its input alone, and one block at a time is whole again. Outside of
-    the blocks: the final norm's input and quotient, its output and the gradient of that output.
+    With recomputation each block keeps its input alone, or with `selective` the results of its products as well, and
+    one block at a time is whole again. Outside of the blocks: the final norm's input and quotient, its output and
+    the gradient of that output.
     """
     model = recipe.model
     compute = BYTES[recipe.precision.compute]
@@ -76,6 +90,8 @@ def activation_bytes(recipe: Recipe, recompute: bool) -> int:
     whole = block_activation_bytes(recipe)
     if not recompute:
         return outside + model.layers * whole
+    if recompute == "selective":
+        return outside + (model.layers - 1) * selective_bytes(recipe) + whole
     kept = model.width * stream * positions
     shared = model.kv_heads * model.head_size * compute * positions if model.value_residual else 0
     return outside + model.layers * kept + whole + shared
@@ -136,13 +152,16 @@ def memory_by_ranks(recipe: Recipe) -> dict[str, Any]:
     per_rank = {str(ranks): memory(recipe, ranks) for ranks in recipe.rank_counts}
     one = per_rank[str(most)]
     with_recompute = activation_bytes(recipe, True)
+    selective = activation_bytes(recipe, "selective")
     without = activation_bytes(recipe, False)
     return {
         **one,
         "ranks": most,
         "activations_with_recomputation": with_recompute,
+        "activations_with_selective_recomputation": selective,
         "activations_without_recomputation": without,
         "total_with_recomputation": one["total"] - one["activations"] + with_recompute,
+        "total_with_selective_recomputation": one["total"] - one["activations"] + selective,
         "total_without_recomputation": one["total"] - one["activations"] + without,
         "per_gpu": per_rank,
     }

@@ -360,11 +360,23 @@ class Precision(Part):
     master: Literal["float32"] = "float32"
 
 
+Recompute = bool | Literal["selective"]
+
+
+def _recompute(value: object) -> object:
+    if isinstance(value, bool) or value == "selective":
+        return value
+    raise refuse("runtime.recompute", short(value), "true, false or selective is expected")
+
+
 class Runtime(Part):
-    """How it is executed; recorded per segment. `recompute`: activations are computed again in the backward."""
+    """How it is executed; recorded per segment. `recompute`: activations are computed again in the backward pass.
+
+    With `selective` the results of matrix products and of attention are kept and the cheap rest is computed again.
+    """
 
     compile: bool = False
-    recompute: bool = False
+    recompute: Annotated[Recompute, BeforeValidator(_recompute)] = False
     deterministic: bool = True
     engine: Literal["replicated", "fsdp"] = "replicated"
     device: Device | None = None

@@ -51,7 +51,7 @@ from assay.run.history import history
 from assay.train import numerics
 from assay.train.agreement import agree
 from assay.train.batch import to_device
-from assay.train.loss import window_loss
+from assay.train.loss import arithmetic, window_loss
 from assay.train.optimizers import build_optimizers, scale_gradients, set_rates, tensor_norms
 from assay.train.owned import proof
 from assay.train.ranks import Ranks
@@ -114,8 +114,7 @@ def compute(
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[name])
     if recipe.runtime.compile:
-        for block in model.blocks:
-            block.compile()
+        model.compile_blocks()
     exchange = exchange_for(recipe, model, ranks)
     optimizers = build_optimizers(exchange.owned, recipe.optimizer)
     peaks = {"lr": recipe.optimizer.lr} | ({"muon_lr": recipe.optimizer.muon_lr} if recipe.optimizer.muon_lr else {})
@@ -126,6 +125,7 @@ def compute(
         ids = batch[mine.first * micro : (mine.first + mine.micro_batches) * micro].astype(np.int64)
         tokens = to_device(ids, device)
         exchange.clear()
+        model.take_up(arithmetic(recipe))
         lane_sums = []
         for lane in range(mine.lanes):
             sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -136,6 +136,7 @@ def compute(
                 sums += torch.stack((nll.detach(), z.detach())).double()
             exchange.close_lane()
             lane_sums.append(sums)
+        model.let_go()
         gradients = exchange.reduce()
         norms = tensor_norms(gradients)
         told = agree(ranks, update, tree(lane_sums), norms, exchange.owner, None, row_digests(ids))

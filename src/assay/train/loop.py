@@ -19,7 +19,7 @@ from assay.train import amending
 from assay.train.agreement import agree, wait_for
 from assay.train.cadence import choose_cadence
 from assay.train.entering import enter_slot, next_queue
-from assay.train.loss import window_loss
+from assay.train.loss import arithmetic, window_loss
 from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
 from assay.train.reduction import share, tree
 from assay.train.saving import catch_up, due_steps, interrupt, save_full, save_weights
@@ -51,6 +51,8 @@ def train(trainer: Trainer, until: int | None) -> str:
     while position.step < last:
         began = time.perf_counter()
         update = position.step
+        if trainer.trace:
+            trainer.trace.at(update)
         if update == boundary:
             save_full(trainer, saved_steps)
             if not amending.adopt(trainer):
@@ -82,6 +84,7 @@ def train(trainer: Trainer, until: int | None) -> str:
 
         # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree, ranks at the owners.
         exchange.clear()
+        model.take_up(arithmetic(recipe))
         lane_sums = []
         for lane in range(mine.lanes):
             sums = torch.zeros(2, dtype=torch.float64, device=device)
@@ -95,6 +98,7 @@ def train(trainer: Trainer, until: int | None) -> str:
                 sums += torch.stack((nll.detach(), z.detach())).double()
             exchange.close_lane()
             lane_sums.append(sums)
+        model.let_go()
         gradients = exchange.reduce()
 
         # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
@@ -161,13 +165,14 @@ def prepare(trainer: Trainer) -> None:
     if trainer.hang:
         trainer.hang.begin(compiling=True)
     if recipe.runtime.compile:
-        for block in model.blocks:
-            block.compile()
+        model.compile_blocks()
     windows = torch.zeros(recipe.batch.micro, recipe.model.block + 1, dtype=torch.int64, device=trainer.device)
+    model.take_up(arithmetic(recipe))
     nll, z = window_loss(model, recipe, windows, windows[:, 1:] if recipe.model.document_mask else None)
     trainer.started.exchange.before_backward(ends_lane=True)
     torch.autograd.backward(nll + recipe.loss.z * z)
     wait_for(nll.detach().reshape(1, 1))
+    model.let_go()
     trainer.started.exchange.clear()
 
 

@@ -7,6 +7,8 @@ the caller divides by global batch × block, for every target counts the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,21 +20,23 @@ from assay.recipe.schema import Recipe
 
 
 def chunked_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float, compiled: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Sums over all targets of the cross-entropy in nats and of logsumexp(logits)², as scalars.
 
     `hidden` [..., W], `weight` [V, W], `targets` [...] integers below V; `chunk` positions at a time,
     0 for all at once; logits are c·tanh(x ÷ c) of hidden · weightᵀ for a `cap` c, 0 for none. From the
-    logits on everything is float32 (float64 when the input is), whatever autocast says.
+    logits on everything is float32 (float64 when the input is), whatever autocast says. With `compiled` what is done
+    to a chunk's logits is one kernel or two in place of a dozen passes over them.
 
     What may be differentiated is (nll_sum + z × z_sum) times any one factor, with the very `z` given
     here; any other mixture gets NaN gradients, which the loop's check for finiteness stops.
     """
     assert hidden.shape[:-1] == targets.shape, f"{tuple(hidden.shape)} hidden, {tuple(targets.shape)} targets"
     nll_sum, z_sum = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), chunk, cap, z, torch.is_grad_enabled()
-    )
+        hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), chunk, cap, z, torch.is_grad_enabled(),
+        _compiled_terms() if compiled else _terms,
+    )  # fmt: skip
     return nll_sum, z_sum
 
 
@@ -44,8 +48,50 @@ def window_loss(model: Decoder, recipe: Recipe, windows: Tensor, documents: Tens
     with torch.autocast(windows.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
         hidden = model(windows[:, :-1], documents)
         return chunked_loss(
-            hidden, model.head_weight, windows[:, 1:], recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z
-        )
+            hidden, model.head_weight, windows[:, 1:], recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z,
+            recipe.runtime.compile,
+        )  # fmt: skip
+
+
+def arithmetic(recipe: Recipe) -> torch.dtype:
+    """The type in which the recipe's matrices are multiplied."""
+    return torch.bfloat16 if recipe.precision.compute == "bfloat16" else torch.float32
+
+
+def _terms(
+    logits: Tensor, target: Tensor, cap: float, z: float, exact: torch.dtype, slope: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sums of a chunk [n, V] with targets [n, 1], and with `slope` d (nll + z·lse²) by the raw logits, in their type.
+
+    `logits` may be overwritten.
+    """
+    compute = logits.dtype
+    logits = logits.to(exact)
+    if cap:
+        logits = logits.div_(cap).tanh_().mul_(cap)
+    log_p = torch.log_softmax(logits, dim=-1)
+    log_p_target = log_p.gather(1, target)
+    total = logits.gather(1, target) - log_p_target  # logsumexp
+    nll, square = -log_p_target.sum(), total.square().sum()
+    if not slope:
+        return nll, square, None
+    # d nll = p − onehot; d z·lse² = 2·z·lse·p; through the cap × (1 − (logit ÷ c)²).
+    rate = log_p.exp_()
+    if z:
+        rate *= 1 + 2 * z * total
+    if torch.compiler.is_compiling():  # the same, without a scattered write between the kernels
+        rate = rate - (torch.arange(rate.shape[1], device=rate.device) == target).to(exact)
+    else:
+        rate.scatter_add_(1, target, rate.new_full((), -1.0).expand_as(target))
+    if cap:
+        rate *= 1 - (logits / cap).square()
+    return nll, square, rate.to(compute)
+
+
+@cache
+def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    """`_terms` for fixed shapes: a chunk that is shorter than the others is compiled for itself."""
+    return torch.compile(_terms, dynamic=False)
 
 
 class _ChunkedLoss(Function):
@@ -53,8 +99,9 @@ class _ChunkedLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float, backward: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, cap: float, z: float, backward: bool,
+        terms: Callable[..., tuple[Tensor, Tensor, Tensor | None]],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         kind = hidden.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         exact = torch.promote_types(compute, torch.float32)  # float32, or float64 for float64
@@ -69,24 +116,11 @@ class _ChunkedLoss(Function):
             size = chunk or max(1, len(hidden))
             for start in range(0, len(hidden), size):
                 part, target = hidden[start : start + size].to(compute), targets[start : start + size, None]
-                logits = (part @ matrix.T).to(exact)
-                if cap:
-                    logits = logits.div_(cap).tanh_().mul_(cap)
-                log_p = torch.log_softmax(logits, dim=-1)
-                log_p_target = log_p.gather(1, target)
-                total = logits.gather(1, target) - log_p_target  # logsumexp
-                nll_sum -= log_p_target.sum()
-                z_sum += total.square().sum()
-                if not (want_hidden or want_weight):
+                nll, square, slope = terms(part @ matrix.T, target, cap, z, exact, want_hidden or want_weight)
+                nll_sum += nll
+                z_sum += square
+                if slope is None:
                     continue
-                # d nll = p − onehot; d z·lse² = 2·z·lse·p; through the cap × (1 − (logit ÷ c)²).
-                slope = log_p.exp_()
-                if z:
-                    slope *= 1 + 2 * z * total
-                slope.scatter_add_(1, target, slope.new_full((), -1.0).expand_as(target))
-                if cap:
-                    slope *= 1 - (logits / cap).square()
-                slope = slope.to(compute)
                 if grad_hidden is not None:
                     grad_hidden[start : start + size] = slope @ matrix
                 if want_weight:
@@ -115,4 +149,4 @@ class _ChunkedLoss(Function):
             factor = torch.where(asked, factor, torch.nan)
         grad_hidden, grad_weight = (None if grad is None else grad.mul_(factor) for grad in ctx.grads)
         ctx.grads = None
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None

@@ -74,6 +74,7 @@ class ShardedExchange:
         """
         if ranks.staged:
             raise Refused("runtime.engine fsdp needs a GPU for each rank; lower --ranks, or set it to replicated")
+        model.sliced = True
         whole = dict(model.named_parameters())
         self._ranks, self._lanes, self._closed = ranks, lanes, 0
         self._shapes = {name: tuple(parameter.shape) for name, parameter in whole.items()}

@@ -27,6 +27,7 @@ from assay.train.hang import HangWatch
 from assay.train.progress import Progress
 from assay.train.ranks import Ranks
 from assay.train.start import Started
+from assay.train.tracing import Trace
 from assay.train.watch import Watch
 
 
@@ -81,6 +82,7 @@ class Trainer:
     same_bits: Callable[[int], bool]
     tell: Callable[[str], None]
     spent: Spent = field(default_factory=Spent)
+    trace: Trace | None = None  # where --profile asked for one
     ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
     cadence: int | None = None  # what was chosen for `checkpoint.every: auto`
     pace: Pace | None = None  # the first rank's: what it is chosen from

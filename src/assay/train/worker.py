@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from assay.train.ranks import LostRanks, Ranks, join, of_peers
 from assay.train.reduction import share
 from assay.train.start import Started, begin
 from assay.train.telemetry import superseded
+from assay.train.tracing import Trace
 from assay.train.trainer import Trainer
 from assay.train.validation import open_validation
 from assay.train.watch import Watch
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--from-step", type=int)
     parser.add_argument("--until")
+    parser.add_argument("--profile", type=int)
     parser.add_argument("--terminal", action="store_true")
     parser.add_argument("--token", default="", help="ties outcome.json to this process")
     parser.add_argument("--command", default="[]", help="the command as JSON, for the receipt")
@@ -146,9 +148,7 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         device = numerics.switch_on(recipe, place.local)
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
         trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None)
-        prepare(trainer)
-        with closing(trainer.feed):
-            train(trainer, until)
+        _to_the_end(trainer, until)
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
         fault = _answer(error)
         _tell(f"assay: {fault}")
@@ -258,6 +258,9 @@ def _trainer(
         segment=shared["segment"],
         started=started,
         batches=batches,
+        trace=Trace(job.profile, run.logs(shared["segment"]), ranks.rank, device, progress.note)
+        if job.profile
+        else None,
         feed=Feed(device, share(recipe, ranks).items(recipe.batch.micro), recipe.model.document_mask),
         validation=open_validation(recipe, folder),
         device=device,
@@ -270,6 +273,16 @@ def _trainer(
         tell=progress.note,
     )
     return trainer, facts, until
+
+
+def _to_the_end(trainer: Trainer, until: int | None) -> str:
+    """Prepare and train, on every rank; nothing that runs beside the loop is left, whatever ended it."""
+    prepare(trainer)
+    with ExitStack() as beside:
+        beside.callback(trainer.feed.close)
+        if trainer.trace:
+            beside.callback(trainer.trace.close)
+        return train(trainer, until)
 
 
 def _demand_ranks(recipe: Recipe, ranks: int) -> None:
@@ -306,9 +319,8 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     started = trainer.started
     _open(segment, started, facts, json.loads(job.command))
     segment.started = started
-    prepare(trainer)
-    with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead, closing(trainer.feed):
-        end = train(trainer, until)
+    with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead:
+        end = _to_the_end(trainer, until)
     segment.metrics.seal("end")
     position, spent = started.position, trainer.spent
     body = {
