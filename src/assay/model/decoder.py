@@ -39,7 +39,9 @@ TILE = 128  # positions of a side of the tiles in which FlexAttention works
 class Linear(nn.Linear):
     """x · weightᵀ + bias; with `copy`, the weight in the type of the arithmetic, in the weight's place."""
 
-    copy: Tensor | None = None  # see `Decoder.take_up`
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        self.copy: Tensor | None = None  # see `Decoder.take_up`; here, for a compiler asks where an attribute lies
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight if self.copy is None else self.copy, self.bias)
