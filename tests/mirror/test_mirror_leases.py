@@ -76,7 +76,7 @@ def test_an_old_disk_comes_back_after_training_went_on(
     assert len(list((tmp_path / "copies/orphaned").iterdir())) == 1, "and one orphan"
     assert go(run, recipe) == 3, "nor does a trainer start"
 
-    done = consumption(new)
+    done, lost = consumption(new), status(new)["recomputed"]
     copy(new, copies)
     [orphan] = history(new.ledger).orphaned
     line = [one for one in read(run.ledger) if one.seq > orphan.body["after"]["seq"]]
@@ -87,6 +87,9 @@ def test_an_old_disk_comes_back_after_training_went_on(
     assert status(new)["orphaned"] == [{
         "lease": 1, "receipts": len(line), "updates": 6, "recorded": orphan.time, "folder": "orphaned/00000000",
     }]  # fmt: skip
+    again = status(new)["recomputed"]
+    assert again["updates"] == lost["updates"] + 6
+    assert again["seconds"] == pytest.approx(lost["seconds"] + float(orphan.body["seconds"]), abs=0.002)
     after = consumption(new)
     assert after.recomputed - done.recomputed == 6 * recipes.load(recipe).positions_per_update
     assert after.consumed == done.consumed, "shown, never merged"
@@ -94,8 +97,7 @@ def test_an_old_disk_comes_back_after_training_went_on(
     assert [claim for claim in verify(new.path, [data]).claims if claim.result == "failed"] == []
     copy(new, copies)
     assert kinds(new).count("orphaned") == 1, "once"
-    again = fetch(copies, tmp_path / "third", policy=clock.policy(), project=project)
-    assert again.step == 24
+    assert fetch(copies, tmp_path / "third", policy=clock.policy(), project=project).step == 24
     assert [one.body for one in history(tmp_path / "third/ledger.jsonl").orphaned] == [orphan.body]
 
     kept.write_bytes(kept.read_bytes().replace(b'"preempted"', b'"signal"') + b"x")

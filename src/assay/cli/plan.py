@@ -135,7 +135,7 @@ def _groups(facts: dict[str, Any], recipe: Recipe) -> list[tuple[str, list[tuple
         ("Data", _data(facts)),
     ]
     if facts["mirror"] is not None:
-        groups.insert(3, ("Mirror (estimated)", _mirror(facts["mirror"])))
+        groups.insert(-1, ("Mirror (estimated)", _mirror(facts["mirror"])))
     if facts["hours"] is not None:
         groups.append(("Time and money (estimated)", _money(facts)))
     return groups

@@ -119,17 +119,22 @@ def _body(mine: list[Receipt], there: Path, found: records.Record, what: str) ->
 
 
 def _metrics(run: RunFolder, folder: Path) -> dict[str, Any]:
-    """`updates`: the stretches [start, stop) that the other machine's metrics have beyond those of this run."""
+    """`updates`: the stretches [start, stop) that the other machine's metrics have beyond those of this run; `seconds`
+    of them in all, null when some line has none."""
     own = {(line["update"], line["segment"], line["time"]) for line in metrics.updates(run.metrics)}
     stretches: list[list[int]] = []
+    seconds: list[float | None] = []
     for line in metrics.updates(folder / METRICS):
         if (line["update"], line["segment"], line["time"]) in own:
             continue
+        seconds.append(line.get("seconds"))
         if stretches and stretches[-1][1] == line["update"]:
             stretches[-1][1] += 1
         else:
             stretches.append([line["update"], line["update"] + 1])
-    return {"updates": stretches}
+    timed = [value for value in seconds if isinstance(value, float)]
+    total = None if len(timed) < len(seconds) else f"{sum(timed):.6f}"
+    return {"updates": stretches, "seconds": total}
 
 
 def _record(where: Place, number: int) -> records.Record:

@@ -40,11 +40,17 @@ class Again:
 
         `differing` counts those that were not what they replaced. Money is the newest price for the seconds.
         """
-        seconds = round(self.seconds, 3) if self.timed == self.updates else None
+        updates, spent, timed = self.updates, self.seconds, self.timed
+        for one in told.orphaned:  # what a machine did that had lost the run, as far as it was done here again
+            here = sum(max(0, min(stop, self.reach) - start) for start, stop in one.body["updates"])
+            updates += here
+            if here == sum(stop - start for start, stop in one.body["updates"]) and one.body.get("seconds") is not None:
+                spent, timed = spent + float(one.body["seconds"]), timed + here
+        seconds = round(spent, 3) if timed == updates else None
         rate = price(told)
         return {
-            "updates": self.updates,
-            "positions": self.updates * positions_per_update,
+            "updates": updates,
+            "positions": updates * positions_per_update,
             "seconds": seconds,
             "usd": None if seconds is None or rate is None else _usd(seconds, rate),
             "usd_per_hour": None if rate is None else str(rate),
