@@ -59,6 +59,19 @@ def test_it_always_ends_in_the_end_and_never_against_a_word(past: list[End], hel
     assert after(stuck, LIMITS, PAUSES).act == "end", "without a new checkpoint it gives up"
 
 
+def test_the_same_failure_twice_a_hold_and_a_word_end_it() -> None:
+    fault = End(71, None, 5, 4)
+    assert after([fault, fault], LIMITS, PAUSES).reason.startswith("exit code 71 at update 5 for the second time")
+    assert after([fault, End(71, None, 6, 4)], LIMITS, PAUSES).act == "again"
+    assert after([End(4, None, 5, 5), End(4, None, 5, 5)], LIMITS, PAUSES).act == "end"
+    away = End(75, "network", 5, 4)
+    assert after([away, away], LIMITS, PAUSES).act == "again", "an interruption is no failure"
+    assert after([away], LIMITS, PAUSES, held=True).act == "end"
+    assert after([away], LIMITS, PAUSES, asked=True).act == "end"
+    stuck = [End(75, "preempted", step, 3) for step in range(LIMITS.most + 1)]
+    assert [after(stuck[:count], LIMITS, PAUSES).act for count in (LIMITS.most, LIMITS.most + 1)] == ["again", "end"]
+
+
 def test_pauses_double_until_a_checkpoint_is_saved() -> None:
     longest = Policy(first=4.0, most=60.0, chance=lambda low, high: high)
     kills = [End(75, "preempted", step, 10) for step in range(6)]

@@ -33,7 +33,7 @@ def launch_command(
     show: Annotated[bool, typer.Option("--show", help="Print what would be submitted, and submit nothing")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Take a machine, train there, come back by itself
+    """Take a machine, train, come back by itself
 
     Fetch, pre-flight, control, dry update, train; again after machine faults and preemption, never after a hold.
     """
