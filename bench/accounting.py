@@ -105,7 +105,7 @@ def assay_round(recipe: Path, run: Path, until: int | None = None) -> tuple[floa
     with contextlib.redirect_stderr(io.StringIO()):
         code = run_job(job)
     assert code == 0, code
-    lines = metrics.read(run / "metrics.jsonl")
+    lines = list(metrics.read(run / "metrics.jsonl"))
     seconds = [line["seconds"] for line in lines[WARM_UP if len(lines) > WARM_UP else 0 :]]
     spent: dict[str, int] = {}
     for segment in history(RunFolder(run).ledger).segments:
