@@ -39,20 +39,34 @@ def load(folder: Path) -> Loaded:
     if faults:
         raise DataError("; ".join(faults))
     full = manifest.kind == "full"
-    for name in (manifests.MODEL, *((manifests.OPTIMIZER, manifests.STATE, manifests.RECIPE) if full else ())):
+    for name in (manifests.STATE, manifests.RECIPE) if full else ():
         if name not in manifest.files:
             raise DataError(f"{folder / manifests.MANIFEST} lists no {name}, which a {manifest.kind} checkpoint has")
-    try:
-        return Loaded(
-            manifest,
-            load_file(folder / manifests.MODEL),
-            load_file(folder / manifests.OPTIMIZER) if full else {},
-            _state(manifest) if full else {},
-        )
-    except SafetensorError as fault:
-        raise DataError(
-            f"{folder} holds a file that is not safetensors ({fault}), though its digest is right"
-        ) from None
+    model = load_tensors(manifest, manifests.MODEL)
+    optimizer = load_tensors(manifest, manifests.OPTIMIZER) if full else {}
+    absent = sorted(manifest.tensors.keys() - model.keys() - optimizer.keys())
+    if absent:
+        raise DataError(f"{folder}: no file holds {absent[0]!r}, which the manifest lists ({len(absent)} such)")
+    return Loaded(manifest, model, optimizer, _state(manifest) if full else {})
+
+
+def load_tensors(manifest: Manifest, name: str) -> dict[str, Tensor]:
+    """The model's or the optimizer's tensors in host memory, from one file or from all shards; DataError otherwise."""
+    result: dict[str, Tensor] = {}
+    for file in manifests.tensor_files(manifest, name):
+        path = manifest.folder / file
+        try:
+            found = load_file(path)
+        except OSError as fault:
+            raise DataError(f"{path} cannot be read: {fault}") from None
+        except SafetensorError as fault:
+            raise DataError(f"{path} is not safetensors ({fault}), though its digest is right") from None
+        for one in found:
+            if one in result or one not in manifest.tensors:
+                why = "another shard holds too" if one in result else "the manifest does not list"
+                raise DataError(f"{path} holds {one!r}, which {why}; it is of another checkpoint")
+        result |= found
+    return result
 
 
 def _state(manifest: Manifest) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ RECIPE = "recipe.json"
 QUEUE = "queue.jsonl"
 OUTCOME = "outcome.json"  # of the run, not of a checkpoint
 
+# One file each where one rank wrote them; of several ranks each writes what it owns into a shard.
+_SHARD = re.compile(r"(model|optimizer)-(\d{5})-of-(\d{5})\.safetensors")
 _TEXT_KEYS = ("run_id", "kind", "phase", "recipe", "order_digest", "weights_sha256", "time")
 
 
@@ -55,6 +58,37 @@ class Manifest:
 def folder_name(step: int, segment: int | None = None) -> str:
     """`step-000400`; with a segment (a step saved again after a recovery) `step-000400-segment-02`."""
     return f"step-{step:06d}" + ("" if segment is None else f"-segment-{segment:02d}")
+
+
+def shard_name(name: str, rank: int, ranks: int) -> str:
+    """`model.safetensors` of a single rank; of several `model-00002-of-00004.safetensors`, counted from one."""
+    stem, suffix = name.split(".")
+    return name if ranks == 1 else f"{stem}-{rank + 1:05d}-of-{ranks:05d}.{suffix}"
+
+
+def tensor_files(manifest: Manifest, name: str) -> list[str]:
+    """The files that together are `MODEL` or `OPTIMIZER`: one, or all shards; DataError naming what is not listed."""
+    path = manifest.folder / MANIFEST
+    shards = {file: found for file in manifest.files if (found := _SHARD.fullmatch(file)) and name.startswith(found[1])}
+    if not shards:
+        if name not in manifest.files:
+            raise DataError(f"{path} lists no {name}, which a {manifest.kind} checkpoint has")
+        return [name]
+    ranks = max(int(found[3]) for found in shards.values())
+    wanted = [shard_name(name, rank, ranks) for rank in range(ranks)]
+    foreign = sorted((shards.keys() | ({name} & manifest.files.keys())) - set(wanted))
+    if foreign:
+        raise DataError(f"{path} lists {foreign[0]} beside shards of {ranks} ranks; it is of another checkpoint")
+    absent = [file for file in wanted if file not in shards]
+    if absent:
+        raise DataError(f"{path} lists no {', '.join(absent)} of {ranks} shards")
+    return wanted
+
+
+def weights_pin(manifest: Manifest) -> str:
+    """What pins name: the digest of `model.safetensors`, or `weights_sha256` where the model lies in shards."""
+    files = tensor_files(manifest, MODEL)
+    return str(manifest.files[MODEL]["sha256"]) if files == [MODEL] else manifest.weights_sha256
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -99,21 +133,51 @@ def problems(manifest: Manifest, *, tensors: bool = True) -> list[str]:
             found.append(f"{path} is missing")
         elif path.stat().st_size != item["bytes"]:
             found.append(f"{path} has {path.stat().st_size:,} bytes, the manifest says {item['bytes']:,}")
-        elif digest_file(path) != item["sha256"]:
-            found.append(f"{path} is damaged: its digest is not the manifest's")
+        elif (seen := digest_file(path)) != item["sha256"]:
+            found.append(f"{path} {_other_bytes(manifest, name, seen)}")
     if found or not tensors:
         return found
-    model = describe_file(manifest.folder / MODEL)
-    seen = dict(model)
+    model, other = _described(manifest, MODEL)
+    found += other
+    described = dict(model)
     if manifest.kind == "full":
-        seen |= describe_file(manifest.folder / OPTIMIZER)
-        if state_digest(seen) != manifest.state_sha256:
+        state, other = _described(manifest, OPTIMIZER)
+        found += other
+        described |= state
+        if state_digest(described) != manifest.state_sha256:
             found.append(f"{manifest.folder}: state_sha256 does not follow from the tensors")
     if state_digest(model) != manifest.weights_sha256:
         found.append(f"{manifest.folder}: weights_sha256 does not follow from the tensors")
-    if seen != manifest.tensors:
+    if described != manifest.tensors:
         found.append(f"{manifest.folder}: the manifest lists other tensors than the files hold")
     return found
+
+
+def _described(manifest: Manifest, name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The tensors of all files of the model or the optimizer, and which of them lie in two."""
+    result: dict[str, dict[str, Any]] = {}
+    twice = []
+    for file in tensor_files(manifest, name):
+        found = describe_file(manifest.folder / file)
+        twice += [f"{manifest.folder / file} holds {one!r}, as another shard does" for one in found if one in result]
+        result |= found
+    return result, twice
+
+
+def _other_bytes(manifest: Manifest, name: str, seen: str) -> str:
+    """How a file of the right size has another digest than the manifest's: exchanged, foreign or damaged."""
+    for other, item in manifest.files.items():
+        if item["sha256"] == seen:
+            return f"has the bytes of {other}"
+    if name.endswith(".safetensors"):
+        try:
+            held = describe_file(manifest.folder / name)
+        except DataError:
+            held = {}
+        odd = [one for one, item in held.items() if manifest.tensors.get(one) != item]
+        if len(odd) == len(held) > 1:
+            return "is of another checkpoint: it holds none of the tensors that the manifest lists"
+    return "is damaged: its digest is not the manifest's"
 
 
 def lost_lines(run_path: Path, run_id: str) -> str | None:

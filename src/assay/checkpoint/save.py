@@ -7,7 +7,9 @@ caller writes the receipt. Nothing is pickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from assay.checkpoint.manifest import Manifest
 from assay.checkpoint.tensors import Raw, describe, state_digest, write
 from assay.errors import MachineError, VerificationError
 from assay.files.digest import digest, digest_file
-from assay.files.publish import publish_file, publish_folder
+from assay.files.publish import begin_folder, finish_folder, publish_file
 
 _NAMES = {
     torch.float64: "F64",
@@ -65,6 +67,23 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     return described
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint is written, and the folder that it becomes."""
+
+    temporary: Path
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank wrote: file → bytes and sha256; the tensors of model and optimizer, as manifests list them."""
+
+    files: dict[str, dict[str, Any]]
+    model: dict[str, dict[str, Any]]
+    optimizer: dict[str, dict[str, Any]]
+
+
 def save(
     parent: Path,
     facts: Facts,
@@ -73,55 +92,101 @@ def save(
     documents: Mapping[str, bytes],
     weights_steps: Mapping[str, int],
 ) -> Manifest:
-    """Write one checkpoint below `parent` and return its manifest.
+    """Write one checkpoint below `parent` and return its manifest: `begin`, `write_part`, `publish` by one rank.
 
-    `optimizer` None makes a weights checkpoint. `documents` are further small files (state, recipe,
-    queue prefix, config). `weights_steps` maps weights digests that were saved before to their step:
-    one digest never stands under two steps (VerificationError). A step that was saved before, by an
-    earlier segment, keeps its folder; this one gets a name with the segment. MachineError (71) when
-    the disk is full.
+    `optimizer` None makes a weights checkpoint. MachineError (71) when the disk is full; see the three.
     """
-    kind = "weights" if optimizer is None else "full"
+    place = begin(parent, facts)
+    try:
+        part = write_part(place, model, optimizer, documents)
+        return publish(place, "weights" if optimizer is None else "full", facts, [part], weights_steps)
+    except BaseException:
+        give_up(place)
+        raise
+
+
+def begin(parent: Path, facts: Facts) -> Place:
+    """A temporary folder for every rank's part.
+
+    A step that was saved before, by an earlier segment, keeps its folder; this one gets a name with the segment.
+    """
     folder = parent / manifests.folder_name(facts.step)
     if folder.exists():
         folder = parent / manifests.folder_name(facts.step, facts.segment)
+    with _as_machine_fault(folder):
+        return Place(begin_folder(folder), folder)
+
+
+def write_part(
+    place: Place,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor] | None,
+    documents: Mapping[str, bytes],
+    rank: int = 0,
+    ranks: int = 1,
+) -> Part:
+    """Write the tensors that one rank owns, hashed as they go out, and the small `documents` (state, recipe)."""
+    files: dict[str, dict[str, Any]] = {}
+    written: list[dict[str, dict[str, Any]]] = []
+    with _as_machine_fault(place.folder):
+        for name, tensors in ((manifests.MODEL, model), (manifests.OPTIMIZER, optimizer)):
+            if tensors is None:
+                written.append({})
+                continue
+            file = manifests.shard_name(name, rank, ranks)
+            one = write(place.temporary / file, {key: raw(tensor) for key, tensor in tensors.items()})
+            files[file] = {"bytes": one.bytes, "sha256": one.sha256}
+            written.append(one.tensors)
+        for name, content in documents.items():
+            publish_file(place.temporary / name, content)
+            files[name] = {"bytes": len(content), "sha256": digest(content)}
+    return Part(files, *written)
+
+
+def publish(place: Place, kind: str, facts: Facts, parts: Sequence[Part], weights_steps: Mapping[str, int]) -> Manifest:
+    """Write the manifest over the parts of all ranks and let the folder appear, whole.
+
+    `weights_steps` maps weights digests that were saved before to their step: one digest never stands under two steps
+    (VerificationError).
+    """
+    model = {name: item for part in parts for name, item in part.model.items()}
+    tensors = model | {name: item for part in parts for name, item in part.optimizer.items()}
+    weights = state_digest(model)
+    other = weights_steps.get(weights)
+    if other is not None and other != facts.step:
+        raise VerificationError(
+            f"the weights at step {facts.step} have the digest of step {other}; "
+            "one digest never stands under two steps, so this checkpoint is not saved"
+        )
+    manifest = Manifest(
+        place.folder,
+        kind=kind,
+        weights_sha256=weights,
+        state_sha256=state_digest(tensors) if kind == "full" else None,
+        files={name: item for part in parts for name, item in part.files.items()},
+        tensors=tensors,
+        **vars(facts),
+    )
+    with _as_machine_fault(place.folder):
+        publish_file(place.temporary / manifests.MANIFEST, manifests.encode(manifest))
+        finish_folder(place.temporary, place.folder)
+        _append_sums(place.folder.parent, manifest)
+    return manifest
+
+
+def give_up(place: Place) -> None:
+    """Remove what was written of a checkpoint that will not be; what cannot be removed is ignored by every reader."""
+    shutil.rmtree(place.temporary, ignore_errors=True)
+
+
+@contextmanager
+def _as_machine_fault(folder: Path) -> Iterator[None]:
     try:
-        with publish_folder(folder) as temporary:
-            written = write(temporary / manifests.MODEL, {name: raw(tensor) for name, tensor in model.items()})
-            weights = state_digest(written.tensors)
-            other = weights_steps.get(weights)
-            if other is not None and other != facts.step:
-                raise VerificationError(
-                    f"the weights at step {facts.step} have the digest of step {other}; "
-                    "one digest never stands under two steps, so this checkpoint is not saved"
-                )
-            files = {manifests.MODEL: {"bytes": written.bytes, "sha256": written.sha256}}
-            tensors = dict(written.tensors)
-            if optimizer is not None:
-                written = write(
-                    temporary / manifests.OPTIMIZER, {name: raw(tensor) for name, tensor in optimizer.items()}
-                )
-                files[manifests.OPTIMIZER] = {"bytes": written.bytes, "sha256": written.sha256}
-                tensors |= written.tensors
-            for name, content in documents.items():
-                publish_file(temporary / name, content)
-                files[name] = {"bytes": len(content), "sha256": digest(content)}
-            manifest = Manifest(
-                folder,
-                kind=kind,
-                weights_sha256=weights,
-                state_sha256=state_digest(tensors) if kind == "full" else None,
-                files=files,
-                tensors=tensors,
-                **vars(facts),
-            )
-            publish_file(temporary / manifests.MANIFEST, manifests.encode(manifest))
-        _append_sums(parent, manifest)
+        yield
     except OSError as fault:
         raise MachineError(
             f"{folder} could not be written: {fault.strerror or fault}; what was saved before stands"
         ) from None
-    return manifest
 
 
 def _append_sums(parent: Path, manifest: Manifest) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
-from assay.checkpoint.manifest import Manifest, problems, read_manifest
+from assay.checkpoint.load import load_tensors
+from assay.checkpoint.manifest import Manifest, problems, read_manifest, tensor_files
 from assay.checkpoint.save import tensor_digests
 from assay.checkpoint.tensors import state_digest
 from assay.errors import DataError, InputError
@@ -98,18 +98,16 @@ def weights_digest(tensors: Mapping[str, Tensor]) -> str:
 def load_weights(folder: Path) -> tuple[Manifest, Model, dict[str, Tensor]]:
     """Manifest, shape and weights of a checkpoint folder, every byte of them checked; DataError otherwise."""
     manifest = read_manifest(folder)
-    for name in (manifests.MODEL, manifests.CONFIG):
-        if name not in manifest.files:
-            raise DataError(f"{folder / manifests.MANIFEST} lists no {name}; the folder is not a whole checkpoint")
+    if manifests.CONFIG not in manifest.files:
+        raise DataError(
+            f"{folder / manifests.MANIFEST} lists no {manifests.CONFIG}; the folder is not a whole checkpoint"
+        )
     # The optimizer is not needed here, and twice the size of the weights: it is not read.
-    mine = {name: manifest.files[name] for name in (manifests.MODEL, manifests.CONFIG)}
+    mine = {name: manifest.files[name] for name in (*tensor_files(manifest, manifests.MODEL), manifests.CONFIG)}
     faults = problems(replace(manifest, files=mine), tensors=False)
     if faults:
         raise DataError("; ".join(faults))
-    try:
-        tensors: dict[str, Tensor] = load_file(folder / manifests.MODEL)
-    except OSError as fault:
-        raise DataError(f"{folder / manifests.MODEL} cannot be read: {fault}") from None
+    tensors = load_tensors(manifest, manifests.MODEL)
     if weights_digest(tensors) != manifest.weights_sha256:
         raise DataError(f"{folder}: the loaded tensors do not have the weights_sha256 that the manifest states")
     where = folder / manifests.CONFIG

@@ -65,18 +65,29 @@ def publish_folder(path: Path) -> Iterator[Path]:
     temporary folder is removed; after a kill it stays, is named `*.partial-*`, and every reader
     ignores it.
     """
+    temporary = begin_folder(path)
+    try:
+        yield temporary
+        finish_folder(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def begin_folder(path: Path) -> Path:
+    """The temporary folder beside `path` for `finish_folder`, where several writers fill it; InputError as above."""
     refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}{MARK}{uuid.uuid4().hex[:12]}")
     temporary.mkdir()
-    try:
-        yield temporary
-        flush_tree(temporary)
-        refuse_existing(path)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    return temporary
+
+
+def finish_folder(temporary: Path, path: Path) -> None:
+    """Flush what was written into `temporary`, then let it become `path`, which must not exist."""
+    flush_tree(temporary)
+    refuse_existing(path)
+    os.rename(temporary, path)
     flush_folder(path.parent)
 
 

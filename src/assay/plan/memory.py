@@ -32,6 +32,21 @@ def optimizer_bytes(recipe: Recipe, ranks: int | None = None) -> int:
     return max(load)
 
 
+def state_bytes(recipe: Recipe, kind: str = "full") -> int:
+    """Tensors of a checkpoint: weights, and with `full` the optimizer's state; manifest and headers not counted."""
+    return MASTER * count(recipe.model) + (optimizer_bytes(recipe) if kind == "full" else 0)
+
+
+def host_bytes(recipe: Recipe, ranks: int) -> int:
+    """Host memory of all ranks together for copies that are written while training goes on.
+
+    A full checkpoint's tensors, each once; of several ranks the first also holds whole weights where weights
+    checkpoints are due (not with `fsdp`, which writes those at once).
+    """
+    whole = ranks > 1 and recipe.checkpoint.weights_every is not None and recipe.runtime.engine != "fsdp"
+    return state_bytes(recipe) + (state_bytes(recipe, "weights") if whole else 0)
+
+
 def block_activation_bytes(recipe: Recipe) -> int:
     """Bytes one block keeps for the backward pass, for one micro-batch, without recomputation.
 
@@ -163,5 +178,6 @@ def memory_by_ranks(recipe: Recipe) -> dict[str, Any]:
         "total_with_recomputation": one["total"] - one["activations"] + with_recompute,
         "total_with_selective_recomputation": one["total"] - one["activations"] + selective,
         "total_without_recomputation": one["total"] - one["activations"] + without,
+        "host_copies": host_bytes(recipe, most),
         "per_gpu": per_rank,
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.checkpoint import manifest as manifests
+from assay.checkpoint import tensors
 from assay.checkpoint.manifest import problems, read_manifest
 from assay.data import approval
 from assay.data import queue as queues
@@ -100,8 +101,9 @@ def bundle(
     with publish_folder(out) as folder:
         tell(f"copying {saved.folder}")
         source = run.path / saved.folder
-        for name in (manifests.MODEL, manifests.CONFIG, manifests.MANIFEST):
+        for name in (manifests.CONFIG, manifests.MANIFEST):
             shutil.copyfile(source / name, folder / name)
+        _model(source, folder / manifests.MODEL)
         for path in (run.recipe_yaml, run.recipe_json):
             shutil.copyfile(path, folder / path.name)
         _copy_beginning(run.ledger, folder / LEDGER_FILE, _lines_end(run.ledger, len(receipts)))
@@ -199,6 +201,15 @@ def _chosen(run: RunFolder, told: History, step: int | None) -> Saved:
         wanted = "no checkpoint stands" if step is None else f"no checkpoint of step {step} stands"
         raise InputError(f"{run.path}: {wanted}; steps that can be bundled: {steps}")
     return max(found, key=lambda item: (item.step, item.segment, item.kind == "weights"))
+
+
+def _model(source: Path, out: Path) -> None:
+    """The weights as one file, whatever the checkpoint has; the tensors keep their digests."""
+    names = manifests.tensor_files(read_manifest(source), manifests.MODEL)
+    if names == [manifests.MODEL]:
+        shutil.copyfile(source / manifests.MODEL, out)
+    else:
+        tensors.write(out, {name: one for file in names for name, one in tensors.read(source / file)})
 
 
 def _refuse_damage(run: RunFolder, told: History, saved: Saved) -> None:

@@ -32,7 +32,6 @@ from assay.run.history import Saved
 CHECKPOINTS, EVALUATIONS = "checkpoints", "evaluations"
 SUMS = "SHA256SUMS"
 _LARGEST_LOSS = 700.0  # beyond it the exponential is no finite float
-BUNDLED = (manifests.MODEL, manifests.CONFIG)  # what a bundle takes of a checkpoint, besides its manifest
 
 
 def list_claim(case: Case) -> Claim:
@@ -80,8 +79,8 @@ def _checkpoint_faults(case: Case, item: Saved, folder: Path) -> Iterator[str]:
         return
     manifest = read_manifest(folder)
     yield from manifest_faults(case, item, manifest)
-    more = (manifests.OPTIMIZER, manifests.STATE, manifests.RECIPE, manifests.QUEUE)
-    needed = (*BUNDLED, *more) if manifest.kind == "full" else BUNDLED
+    more = (manifests.STATE, manifests.RECIPE, manifests.QUEUE)
+    needed = (manifests.CONFIG, *more) if manifest.kind == "full" else (manifests.CONFIG,)
     absent = [name for name in needed if name not in manifest.files]
     if absent:
         yield f"{folder / manifests.MANIFEST} lists no {', '.join(absent)}"
@@ -155,9 +154,12 @@ def bundled_claim(case: Case, item: Saved) -> Claim:
     try:
         manifest = read_manifest(case.root)
         faults = list(manifest_faults(case, item, manifest))
-        present = {name: manifest.files[name] for name in BUNDLED if name in manifest.files}
-        if len(present) != len(BUNDLED):
-            faults.append(f"{path} does not list {' and '.join(BUNDLED)}")
+        model = manifests.tensor_files(manifest, manifests.MODEL)
+        # A model in shards lies joined in a bundle: its tensors are those of the manifest, the file is not.
+        wanted = (*([] if len(model) > 1 else model), manifests.CONFIG)
+        present = {name: manifest.files[name] for name in wanted if name in manifest.files}
+        if len(present) != len(wanted):
+            faults.append(f"{path} does not list {' and '.join(wanted)}")
         faults += problems(replace(manifest, files=present), tensors=False)
         tensors = describe_file(case.root / manifests.MODEL)
         if state_digest(tensors) != item.weights_sha256:

@@ -1,7 +1,7 @@
 """What all ranks must know alike before the optimizer changes anything, by one message and one wait.
 
-Each rank sends its loss sums, the norms of the gradients that it owns, why it wants to stop, and the
-digests of the windows that it trained on; every rank draws the same conclusions from all of them.
+Each rank sends its loss sums, the norms of the gradients that it owns, why it wants to stop, the digests of the
+windows that it trained on, and whether its save is written; every rank draws the same conclusions from all of them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ CAUSES = (None, "signal", "preempted", "stop", "guard", "network", "lease")
 
 @dataclass(frozen=True)
 class Agreed:
-    """The same on every rank: sums over all lanes, norm of the whole gradient, a cause to stop, batch digest."""
+    """The same on every rank: sums over all lanes, norm of the whole gradient, a cause to stop, batch digest.
+
+    `ready`: whether on every rank the save in the air can be taken further without waiting.
+    """
 
     nll_sum: float
     z_sum: float
     grad_norm: float
     cause: str | None
     batch_digest: str
+    ready: bool
 
 
 def agree(
@@ -41,6 +45,7 @@ def agree(
     owner: Mapping[str, int],
     cause: str | None,
     digests: bytes,
+    ready: bool = False,
 ) -> Agreed:
     """`sums` are float64 [2] of this rank's lanes, `norms` float64 of the tensors that it owns, `digests` its windows'.
 
@@ -49,7 +54,7 @@ def agree(
     """
     names = sorted(owner)
     host = np.concatenate(
-        (np.array([update, CAUSES.index(cause)], dtype=np.int64), np.frombuffer(digests, dtype=np.int64))
+        (np.array([update, CAUSES.index(cause), ready], dtype=np.int64), np.frombuffer(digests, dtype=np.int64))
     )
     absent = sums.new_zeros(())  # other ranks own the tensor
     values = torch.cat((sums, torch.stack([norms.get(name, absent) for name in names])))
@@ -65,7 +70,8 @@ def agree(
         z_sum=tree(numbers[:, 1].tolist()),
         grad_norm=joined_norm({name: float(numbers[owner[name], 2 + place]) for place, name in enumerate(names)}),
         cause=causes[0] if causes else None,
-        batch_digest=joined_digest(np.ascontiguousarray(told[:, 2:windows]).tobytes()),
+        batch_digest=joined_digest(np.ascontiguousarray(told[:, 3:windows]).tobytes()),
+        ready=bool(told[:, 2].all()),
     )
 
 

@@ -14,7 +14,7 @@ from assay.recipe.schedule import decay_start, rates
 from assay.recipe.schema import Recipe
 from assay.run.amendments import REFUSED, Amendment, adoption_fault, amended_recipe, amendments, apply, values
 from assay.run.folder import RunFolder
-from assay.run.history import ADOPTED, history
+from assay.run.history import ADOPTED, History, history
 from assay.train.optimizers import set_rates
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ def decide(trainer: Trainer) -> dict[str, Any]:
     same = {"before": _amendable(recipe), "after": _amendable(recipe), "kind": None}
     saved = [item for item in told.line if item.kind == "full" and item.step == step]
     code = str(told.segments[-1].body["code"]["sha256"])
-    # New code is adopted by the process that runs it, everything else where a full checkpoint stands.
-    waiting = [one for one in amendments(told, told.tip) if one.pending and one.changes.code in (None, code)]
-    if not saved or not waiting:
+    pending = _pending(told)
+    if not saved or not pending:
         return same
-    one = min(waiting, key=lambda one: one.installed.seq if one.installed else 0)
+    one = min(pending, key=lambda one: one.installed.seq if one.installed else 0)
     body: dict[str, Any] = {
         "amendment": one.id,
         "sha256": one.sha256,
@@ -115,6 +114,17 @@ def decide(trainer: Trainer) -> dict[str, Any]:
         "body": body | _change(recipe, new, one),
         "words": words,
     }
+
+
+def waiting(trainer: Trainer) -> bool:
+    """Rank 0: whether an amendment could be adopted where the next full checkpoint stands."""
+    return bool(_pending(history(trainer.run.ledger)))
+
+
+def _pending(told: History) -> list[Amendment]:
+    """Installed and undecided; new code is adopted by the process that runs it alone."""
+    code = str(told.segments[-1].body["code"]["sha256"])
+    return [one for one in amendments(told, told.tip) if one.pending and one.changes.code in (None, code)]
 
 
 def _amendable(recipe: Recipe) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from assay.train.entering import enter_slot, next_queue
 from assay.train.loss import arithmetic, window_loss
 from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
 from assay.train.reduction import share, tree
-from assay.train.saving import catch_up, due_steps, interrupt, save_full, save_weights
+from assay.train.saving import advance, catch_up, due_steps, interrupt, save_full, save_weights
 from assay.train.telemetry import compare, line_of
 from assay.train.trainer import Trainer
 from assay.train.validation import validation_loss
@@ -104,12 +104,19 @@ def train(trainer: Trainer, until: int | None) -> str:
         # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
         with trainer.spent.on("checks"):
             cause = trainer.watch.cause(trainer.ledger if ranks.first else None)
-        told = agree(ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, batch.digests)
+        told = agree(
+            ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, batch.digests,
+            trainer.air.ready(),
+        )  # fmt: skip
         loss, z_loss, grad_norm, cause = told.nll_sum / divisor, told.z_sum / divisor, told.grad_norm, told.cause
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if trainer.metrics:
                 trainer.metrics.add(line_of(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
-            stands = "the last checkpoint stands" if saved_steps else "no full checkpoint was saved yet"
+            stands = (
+                "the last checkpoint stands"
+                if saved_steps or trainer.air.flights
+                else "no full checkpoint was saved yet"
+            )
             raise NumbersError(
                 f"update {update}: loss {loss}, gradient norm {grad_norm}; stopped before the optimizer changed "
                 f"anything; {stands}: look at the batch (assay data batches) and the rates"
@@ -145,12 +152,15 @@ def train(trainer: Trainer, until: int | None) -> str:
             with trainer.spent.on("ahead"):
                 trainer.ahead.look()
         trainer.spent.total += time.perf_counter() - began
+        if told.ready:
+            advance(trainer, saved_steps)  # the save that is in the air
+        background = step < last and cause is None
         if step in due["full"] or step == last:
-            save_full(trainer, saved_steps)
+            save_full(trainer, saved_steps, background)
             if amending.adopt(trainer) | choose_cadence(trainer):  # both, always
                 recipe, (due, last, boundary) = trainer.recipe, _terms(trainer, until)
         if step in due["weights"]:
-            save_weights(trainer)
+            save_weights(trainer, saved_steps, background)
         if cause is not None and step < last:
             interrupt(trainer, saved_steps, cause)
     return "done" if position.step == recipe.schedule.updates else "until"

@@ -1,25 +1,41 @@
-"""Which steps are due a checkpoint, and how the loop writes one: state, receipt, then retention.
+"""Which steps are due a checkpoint, and how the loop saves one: copy, files, receipt, then retention.
 
-Every rank calls alike; rank 0 alone writes. What is half-done has changed nothing: an interruption saves
-the last whole update.
+Every rank calls alike and writes the tensors that it owns; rank 0 alone writes receipts. Where host memory
+suffices training goes on from a copy while a thread writes; one save is in the air. What is half-done has
+changed nothing: an interruption saves the last whole update.
 """
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
+from assay.checkpoint.copies import Copies, bytes_of
 from assay.checkpoint.retention import remove, surplus
-from assay.checkpoint.save import Facts, document, save
+from assay.checkpoint.room import demand_space, free_memory
+from assay.checkpoint.save import Facts, Part, Place, begin, document, give_up, write_part
+from assay.errors import AssayError, Interrupted, NumbersError, Refused
 from assay.files.digest import digest_file
 from assay.ledger.ledger import now
 from assay.plan.cadence import checkpoint_steps
+from assay.plan.memory import state_bytes
 from assay.recipe import load as recipes
 from assay.recipe.schedule import phase
 from assay.run.history import history
-from assay.train.owned import gather_state
+from assay.train import amending
+from assay.train.flight import Flight, join_parts
+from assay.train.optimizers import state_tensors
 from assay.train.trainer import Trainer
 from assay.train.watch import stopped
+
+MOST_OF_FREE = 0.9  # of the host memory that is free, for copies
 
 
 def due_steps(trainer: Trainer) -> dict[str, set[int]]:
@@ -29,96 +45,254 @@ def due_steps(trainer: Trainer) -> dict[str, set[int]]:
     return {kind: set(found) for kind, found in steps.items()}
 
 
-def save_full(trainer: Trainer, saved_steps: set[int]) -> None:
-    """A full checkpoint of the present step, unless this very step stands; then retention."""
+def save_full(trainer: Trainer, saved_steps: set[int], background: bool = False) -> None:
+    """A full checkpoint of the present step, unless this very step stands; then retention.
+
+    It stands when this returns. With `background` training goes on while it is written (`advance` takes it further),
+    where host memory suffices and no amendment waits for it.
+    """
+    land(trainer, saved_steps)
     step = trainer.started.position.step
     if trainer.metrics:
         with trainer.spent.on("ledger"):
             trainer.metrics.seal(f"step {step}")
-    if trainer.ranks.lead(lambda: step in saved_steps):
-        return
-    _save(trainer, "full")
-    if not trainer.ranks.first:
-        return
-    saved_steps.add(step)
-    gone = surplus(history(trainer.run.ledger).line, trainer.recipe.checkpoint.keep, due_steps(trainer)["permanent"])
-    for item in remove(trainer.run.path, trainer.ledger, gone, trainer.tell):
-        saved_steps.discard(item.step)
+
+    def look() -> dict[str, bool]:
+        return {"stands": step in saved_steps, "background": background and not amending.waiting(trainer)}
+
+    told = trainer.ranks.lead(look)
+    if not told["stands"]:
+        _begin(trainer, "full", told["background"])
+        if not told["background"]:
+            land(trainer, saved_steps)
 
 
-def catch_up(trainer: Trainer, due: dict[str, set[int]]) -> None:
-    """On a resume: the weights that were due at this very step, when the interruption came before they were saved."""
-    step = trainer.started.position.step
-
-    def missing() -> bool:
-        line = history(trainer.run.ledger).line
-        return step in due["weights"] and not any(item.kind == "weights" and item.step == step for item in line)
-
-    if trainer.started.mode == "resume" and trainer.ranks.lead(missing):
-        save_weights(trainer)
+def save_weights(trainer: Trainer, saved_steps: set[int], background: bool = False) -> None:
+    """A weights checkpoint of the present step; `background` as for a full one, whose copies it shares."""
+    if any(flight.facts.step != trainer.started.position.step for flight in trainer.air.flights):
+        land(trainer, saved_steps)
+    _begin(trainer, "weights", background)
+    if not background:
+        land(trainer, saved_steps)
 
 
-def save_weights(trainer: Trainer) -> None:
-    """A weights checkpoint of the present step."""
-    _save(trainer, "weights")
+def advance(trainer: Trainer, saved_steps: set[int]) -> None:
+    """Take the oldest save in the air one step further; every rank calls it, at best when all are ready for it.
+
+    First all ranks' parts are joined, then, the folder published, come the receipt and retention. A fault of the
+    thread is raised here, on every rank.
+    """
+    flight = trainer.air.flights[0]
+    began = time.perf_counter()
+    try:
+        if not flight.joined:
+            join_parts(trainer.air, flight, trainer.ranks)
+            flight.stall += time.perf_counter() - began
+            return
+        trainer.ranks.lead(lambda: _record(trainer, flight, began))
+    except AssayError:
+        if trainer.ranks.first:
+            for lost in trainer.air.flights:
+                give_up(lost.place)
+        trainer.air.flights.clear()
+        raise
+    trainer.air.flights.pop(0)
+    if flight.kind == "full" and trainer.ranks.first:
+        saved_steps.add(flight.facts.step)
+        _clean_up(trainer, saved_steps)
 
 
-def _save(trainer: Trainer, kind: str) -> None:
-    """Write a checkpoint, then its receipt; the ranks hand their part to rank 0, which writes."""
-    recipe, position, exchange = trainer.recipe, trainer.started.position, trainer.started.exchange
-    weights = exchange.weights()
-    optimizer = gather_state(trainer.ranks, exchange.owned, trainer.started.optimizers) if kind == "full" else None
-    if not trainer.ranks.first:
-        return
-    told = history(trainer.run.ledger)
-    facts = Facts(
-        run_id=told.run_id,
-        step=position.step,
-        segment=trainer.segment,
-        phase=phase(recipe.schedule, max(position.step - 1, 0)),
-        time=now(),
-        recipe=recipes.digest(recipe),
-        order_digest=position.order_digest,
-        ledger=trainer.ledger.head,
-    )
-    documents = {manifests.CONFIG: document(recipe.model.model_dump(mode="json"))}
-    if kind == "full":
-        queue = trainer.batches.queue
-        entered = queue.slot_of(position.step - 1)[0].number + 1 if position.step else 0
-        cursor = queue.slot_of(position.step) if position.step < queue.updates_total else None
-        state = {
-            "step": position.step,
-            "segment": trainer.segment,
-            "order_digest": position.order_digest,
-            "recent": position.recent,
-            "cursor": {"slot": cursor[0].number, "update": cursor[1]} if cursor else None,
-            "data_seed": recipe.data.seed,
-            "global_batch": recipe.global_batch,
-            "queue_prefix": queue.prefix(entered),
-            "rng": {"cpu": bytes(torch.get_rng_state().numpy()).hex()},
-        }
-        documents |= {
-            manifests.STATE: document(state),
-            manifests.RECIPE: document(recipes.resolved(recipe)),
-            manifests.QUEUE: queue.prefix_bytes(entered),
-        }
+def land(trainer: Trainer, saved_steps: set[int]) -> None:
+    """Wait until nothing is in the air; every rank calls it at the same step."""
+    while trainer.air.flights:
+        advance(trainer, saved_steps)
+
+
+@contextmanager
+def landed(trainer: Trainer) -> Iterator[None]:
+    """Around training: what is in the air when it ends by a fault still becomes a checkpoint, where that can be.
+
+    With several ranks only for faults that all of them raise alike. Nothing here hides the fault.
+    """
+    try:
+        yield
+    except Exception as error:
+        if trainer.ranks.size == 1 or isinstance(error, NumbersError | Interrupted | Refused):
+            try:
+                land(trainer, set())
+            except AssayError as second:
+                trainer.tell(f"a save in the air was lost as well: {second}")
+        raise
+
+
+def _begin(trainer: Trainer, kind: str, background: bool) -> None:
+    """Start one checkpoint: each rank's part of a full one, all weights by rank 0 of a weights one."""
+    began = time.perf_counter()
+    recipe, position, ranks = trainer.recipe, trainer.started.position, trainer.ranks
     parent = trainer.run.checkpoints if kind == "full" else trainer.run.weights
-    manifest = save(
-        parent, facts, weights, optimizer, documents, {item.weights_sha256: item.step for item in told.saved}
-    )
-    body = {
-        "checkpoint": kind,
+    parts = ranks.size if kind == "full" else 1
+    begun: list[tuple[Facts, Place, dict[str, int]]] = []
+
+    def begin_folder() -> dict[str, Any]:
+        demand_space(parent, manifests.folder_name(position.step), state_bytes(recipe, kind))
+        told = history(trainer.run.ledger)
+        facts = Facts(
+            run_id=told.run_id,
+            step=position.step,
+            segment=trainer.segment,
+            phase=phase(recipe.schedule, max(position.step - 1, 0)),
+            time=now(),
+            recipe=recipes.digest(recipe),
+            order_digest=position.order_digest,
+            ledger=trainer.ledger.head,
+        )
+        place = begin(parent, facts)
+        begun.append((facts, place, {item.weights_sha256: item.step for item in told.saved}))
+        return {"facts": vars(facts), "temporary": place.temporary.name, "folder": place.folder.name}
+
+    told = ranks.lead(begin_folder)
+    if begun:
+        facts, place, weights_steps = begun[0]
+    else:
+        facts, weights_steps = Facts(**told["facts"]), {}
+        place = Place(parent / told["temporary"], parent / told["folder"])
+    exchange = trainer.started.exchange
+    weights = exchange.weights() if kind == "weights" else {}
+    model = weights if kind == "weights" else dict(exchange.owned.named_parameters())
+    optimizer = state_tensors(exchange.owned, trainer.started.optimizers) if kind == "full" else None
+    copied = _copied(trainer, kind, model | (optimizer or {})) if background else None
+    documents = _documents(trainer, kind) if ranks.first else {}
+
+    def part() -> Part:
+        if kind == "weights" and not ranks.first:
+            return Part({}, {}, {})
+        if copied is None:
+            return write_part(place, model, optimizer, documents, ranks.rank, parts)
+        tensors, wait = copied
+        wait()
+        return write_part(
+            place,
+            {name: tensors[name] for name in model},
+            None if optimizer is None else {name: tensors[name] for name in optimizer},
+            documents,
+            ranks.rank,
+            parts,
+        )
+
+    asynchronous = copied is not None
+    flight = Flight(kind, facts, place, trainer.air.do(part, asynchronous), weights_steps, asynchronous, began)
+    trainer.air.flights.append(flight)
+    flight.stall = time.perf_counter() - began
+
+
+def _copied(
+    trainer: Trainer, kind: str, tensors: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], Callable[[], None]] | None:
+    """Copies of the present values, and what waits for them; None, on every rank, where there is no memory for them.
+
+    What the copies of this very step hold already is not copied again.
+    """
+    air, ranks, step = trainer.air, trainer.ranks, trainer.started.position.step
+    exchange = trainer.started.exchange
+    alone = ranks.size == 1
+    if kind == "weights" and not alone and trainer.recipe.runtime.engine == "fsdp":
+        return None  # gathered for this one file, which then is written at once
+    key = "weights" if kind == "weights" and not alone else "state"
+    like = tensors if ranks.first or kind == "full" else {}
+    if key == "state":
+        like = dict(exchange.owned.named_parameters()) | state_tensors(exchange.owned, trainer.started.optimizers)
+    if key not in air.copies and not _allocate(trainer, key, like):
+        return None
+    copies = air.copies[key]
+    if key == "state" and air.held is not None and air.held[0] == step:
+        return air.held[1], copies.wait
+    taken = copies.take(tensors if key == "state" else like)
+    if key == "state":
+        air.held = (step, taken) if kind == "full" else None
+    return taken, copies.wait
+
+
+def _allocate(trainer: Trainer, key: str, like: dict[str, Tensor]) -> bool:
+    """Memory for copies of `like` on every rank, or on none: asked of each machine for all its ranks together."""
+    ranks = trainer.ranks
+    everyone = ranks.collect([socket.gethostname(), bytes_of(like), free_memory()])
+    why = None
+    for host in dict.fromkeys(name for name, _, _ in everyone):
+        needed = sum(bytes_ for name, bytes_, _ in everyone if name == host)
+        free = min((left for name, _, left in everyone if name == host and left is not None), default=None)
+        if free is not None and needed > MOST_OF_FREE * free:
+            why = f"{needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB of host memory are free"
+    if why is None:
+        try:
+            made = Copies(like)
+        except (RuntimeError, MemoryError):  # the machine said that it had more
+            made = None
+        if all(ranks.collect(made is not None)):
+            assert made is not None
+            trainer.air.copies[key] = made
+            return True
+        why = "the host memory that was free could not be had"
+    if why is not None and key not in trainer.air.told and ranks.first:
+        trainer.tell(f"training stands still while checkpoints are written: {why} for copies of the {key}")
+    trainer.air.told.add(key)
+    return False
+
+
+def _documents(trainer: Trainer, kind: str) -> dict[str, bytes]:
+    """The small files of a checkpoint: the model's shape, and of a full one state, recipe and consumed queue."""
+    recipe, position, queue = trainer.recipe, trainer.started.position, trainer.batches.queue
+    documents = {manifests.CONFIG: document(recipe.model.model_dump(mode="json"))}
+    if kind == "weights":
+        return documents
+    entered = queue.slot_of(position.step - 1)[0].number + 1 if position.step else 0
+    cursor = queue.slot_of(position.step) if position.step < queue.updates_total else None
+    state = {
         "step": position.step,
         "segment": trainer.segment,
-        "folder": f"{parent.name}/{manifest.folder.name}",
+        "order_digest": position.order_digest,
+        "recent": position.recent,
+        "cursor": {"slot": cursor[0].number, "update": cursor[1]} if cursor else None,
+        "data_seed": recipe.data.seed,
+        "global_batch": recipe.global_batch,
+        "queue_prefix": queue.prefix(entered),
+        "rng": {"cpu": bytes(torch.get_rng_state().numpy()).hex()},
+    }
+    return documents | {
+        manifests.STATE: document(state),
+        manifests.RECIPE: document(recipes.resolved(recipe)),
+        manifests.QUEUE: queue.prefix_bytes(entered),
+    }
+
+
+def _record(trainer: Trainer, flight: Flight, began: float) -> None:
+    """Rank 0: the receipt, once the folder is published."""
+    assert flight.manifest is not None
+    manifest = flight.manifest.result()
+    moment = time.perf_counter()
+    body = {
+        "checkpoint": flight.kind,
+        "step": manifest.step,
+        "segment": manifest.segment,
+        "folder": f"{manifest.folder.parent.name}/{manifest.folder.name}",
         "manifest_sha256": digest_file(manifest.folder / manifests.MANIFEST),
         "state_sha256": manifest.state_sha256,
         "weights_sha256": manifest.weights_sha256,
-        "order_digest": position.order_digest,
+        "order_digest": manifest.order_digest,
         "bytes": sum(item["bytes"] for item in manifest.files.values()),
+        "asynchronous": flight.asynchronous,
+        # decimal strings: from the copy to this receipt, and how much of it training stood still
+        "seconds": f"{moment - flight.began:.6f}",
+        "stall_seconds": f"{flight.stall + moment - began:.6f}",
     }
     trainer.ledger.append("checkpoint.saved", body)
-    trainer.tell(f"saved {body['folder']} ({kind}, {body['bytes'] / 1e6:,.1f} MB)")
+    trainer.tell(f"saved {body['folder']} ({flight.kind}, {body['bytes'] / 1e6:,.1f} MB)")
+
+
+def _clean_up(trainer: Trainer, saved_steps: set[int]) -> None:
+    """Rank 0: retention, now that a newer checkpoint is safe."""
+    gone = surplus(history(trainer.run.ledger).line, trainer.recipe.checkpoint.keep, due_steps(trainer)["permanent"])
+    for item in remove(trainer.run.path, trainer.ledger, gone, trainer.tell):
+        saved_steps.discard(item.step)
 
 
 def interrupt(trainer: Trainer, saved_steps: set[int], cause: str) -> None:

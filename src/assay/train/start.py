@@ -181,9 +181,9 @@ def _init_from(recipe: Recipe, folder: Path, queue: Queue, device: torch.device)
     assert source is not None
     place = folder / source.path
     loaded = load(place)
-    weights_file = digest_file(place / manifests.MODEL)
+    weights_file = manifests.weights_pin(loaded.manifest)
     if source.sha256 not in (None, weights_file):
-        raise Refused(f"start.init_from.sha256 is {source.sha256}, but {place / manifests.MODEL} has {weights_file}")
+        raise Refused(f"start.init_from.sha256 is {source.sha256}, but the weights of {place} have {weights_file}")
     config = read_object(place / manifests.CONFIG, "the config of a weights checkpoint")
     _same_shape(config, recipe, place)
     model = _model(recipe, loaded.model, device)

@@ -23,6 +23,7 @@ from assay.run.folder import RunFolder
 from assay.run.metrics import MetricsWriter
 from assay.train.ahead import Ahead
 from assay.train.feed import Feed
+from assay.train.flight import Air
 from assay.train.hang import HangWatch
 from assay.train.progress import Progress
 from assay.train.ranks import Ranks
@@ -83,6 +84,7 @@ class Trainer:
     tell: Callable[[str], None]
     spent: Spent = field(default_factory=Spent)
     trace: Trace | None = None  # where --profile asked for one
+    air: Air = field(default_factory=Air)
     ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
     cadence: int | None = None  # what was chosen for `checkpoint.every: auto`
     pace: Pace | None = None  # the first rank's: what it is chosen from

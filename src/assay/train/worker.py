@@ -45,6 +45,7 @@ from assay.train.loop import prepare, train
 from assay.train.progress import Progress
 from assay.train.ranks import LostRanks, Ranks, join, of_peers
 from assay.train.reduction import share
+from assay.train.saving import landed
 from assay.train.start import Started, begin
 from assay.train.telemetry import superseded
 from assay.train.tracing import Trace
@@ -282,7 +283,9 @@ def _to_the_end(trainer: Trainer, until: int | None) -> str:
         beside.callback(trainer.feed.close)
         if trainer.trace:
             beside.callback(trainer.trace.close)
-        return train(trainer, until)
+        beside.callback(trainer.air.thread.shutdown, wait=False)
+        with landed(trainer):
+            return train(trainer, until)
 
 
 def _demand_ranks(recipe: Recipe, ranks: int) -> None:
