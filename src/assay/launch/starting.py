@@ -49,10 +49,11 @@ def own_start(recipe: Recipe, folder: Path) -> str:
     if start.init_from is not None:
         place = folder / start.init_from.path
         manifest = read_manifest(place)
-        for name in (manifests.MODEL, manifests.CONFIG):
-            if name not in manifest.files:
-                raise DataError(f"{place}: the manifest lists no {name}; a checkpoint or an imported model is expected")
-        stated = manifest.files[manifests.MODEL]["sha256"]
+        if manifests.CONFIG not in manifest.files:
+            raise DataError(
+                f"{place}: the manifest lists no {manifests.CONFIG}; a checkpoint or an imported model is expected"
+            )
+        stated = manifests.weights_pin(manifest)
         if start.init_from.sha256 not in (None, stated):
             raise Refused(f"start.init_from.sha256 is {start.init_from.sha256}, but {place} states {stated}")
         return f"init-from {place.name} (step {manifest.step:,} of its run), {EMPTY}, step 0"

@@ -45,7 +45,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due, last, boundary = _terms(trainer, until)
-    catch_up(trainer, due)
+    catch_up(trainer, saved_steps)
     slot, first = -1, position.step
 
     while position.step < last:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,6 +77,20 @@ def save_weights(trainer: Trainer, saved_steps: set[int], background: bool = Fal
         land(trainer, saved_steps)
 
 
+def catch_up(trainer: Trainer, saved_steps: set[int]) -> None:
+    """After a recovery: the weights checkpoint of this step, if it was due and the machine went away before it."""
+    step, weights = trainer.started.position.step, trainer.started.evidence.get("weights_sha256")
+
+    def due() -> bool:
+        return step in due_steps(trainer)["weights"] and not any(
+            (item.kind, item.step, item.weights_sha256) == ("weights", step, weights)
+            for item in history(trainer.run.ledger).standing
+        )
+
+    if trainer.started.mode == "resume" and trainer.ranks.lead(due):
+        save_weights(trainer, saved_steps)
+
+
 def advance(trainer: Trainer, saved_steps: set[int]) -> None:
     """Take the oldest save in the air one step further; every rank calls it, at best when all are ready for it.
 
@@ -93,7 +108,7 @@ def advance(trainer: Trainer, saved_steps: set[int]) -> None:
     except AssayError:
         if trainer.ranks.first:
             for lost in trainer.air.flights:
-                give_up(lost.place)
+                trainer.air.do(partial(give_up, lost.place), True).result()  # when the thread is done with it
         trainer.air.flights.clear()
         raise
     trainer.air.flights.pop(0)

@@ -1,0 +1,201 @@
+"""Training goes on while a checkpoint is written, and what is written is the state of its own step, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import Project, drive
+
+from assay.checkpoint.load import load
+from assay.checkpoint.manifest import problems, read_manifest
+from assay.files.publish import leftovers
+from assay.ledger.ledger import Receipt, read
+from assay.release.verify import verify
+from assay.run import metrics
+from assay.run.folder import RunFolder
+from assay.run.history import history
+
+CHECKPOINT = {"every": 4, "keep": "all", "weights_every": 8, "slot_ends": False}
+
+# Runs in a process of its own, because an audit hook stays for the life of a process. The thread that saves is held at
+# the model's file until three more updates are done; `full` fills the disk there, `crowded` before a save begins.
+CHILD = """
+import shutil, sys, threading
+from pathlib import Path
+tests, recipe, folder = sys.argv[1:4]
+sys.path.insert(0, tests)
+from small import drive
+from torch.optim import AdamW
+from torch.optim.optimizer import register_optimizer_step_post_hook
+import assay.train.worker
+from assay.checkpoint import room
+from assay.ledger import ledger
+
+done, saves, full, moved = 0, 0, False, threading.Condition()
+
+def count(optimizer, *rest):
+    global done
+    if isinstance(optimizer, AdamW):
+        with moved:
+            done += 1
+            moved.notify_all()
+
+def hold(event, args):
+    global saves
+    if event == "open" and "x" in (args[1] or "") and threading.current_thread().name.startswith("saving"):
+        if str(args[0]).endswith("model.safetensors") and "checkpoints" in str(args[0]):
+            saves += 1
+            with moved:
+                before = done
+                moved.wait_for(lambda: done >= before + 3, timeout=60)
+        if str(args[0]).endswith("optimizer.safetensors") and full and saves == 2:
+            raise OSError(28, "No space left on device")
+
+register_optimizer_step_post_hook(count)
+sys.addaudithook(hold)
+run = lambda name, **how: print(name, drive(Path(recipe), Path(folder) / name, **how), flush=True)
+run("held")
+
+full, saves = True, 0
+run("full")
+full = False
+
+usage, asked = shutil.disk_usage, []
+def crowded(path):
+    asked.append(path)
+    return usage(path)._replace(free=usage(path).free if len(asked) < 3 else 1 << 10)
+shutil.disk_usage = crowded
+run("crowded")
+shutil.disk_usage = usage
+
+room.PROC = Path(folder) / "proc"
+room.PROC.mkdir()
+(room.PROC / "meminfo").write_text("MemAvailable: 3 kB")
+run("small")
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, int], str]:
+    """The folder of all runs, the recipe, each run's exit code, and what was told."""
+    folder = tmp_path_factory.mktemp("saving")
+    recipe = Project(folder / "project").recipe(checkpoint=CHECKPOINT)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(Path(__file__).parents[1]), str(recipe), str(folder)],
+        check=False, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    codes = {name: int(code) for name, code in (line.split() for line in done.stdout.splitlines())}
+    for stop in (4, 8, 12, 16, 20, 24):  # each save is the last of its segment, so that nothing goes on beside it
+        assert drive(recipe, folder / "blocking", resume=stop > 4, until=str(stop)) == 0
+    return folder, recipe, codes, done.stderr
+
+
+def saved(run: Path) -> list[Receipt]:
+    return [receipt for receipt in read(run / "ledger.jsonl") if receipt.kind == "checkpoint.saved"]
+
+
+def digests(run: Path) -> dict[tuple[str, int], Any]:
+    """State and weights digest of everything saved, by kind and step."""
+    return {
+        (one.body["checkpoint"], one.body["step"]): (one.body["state_sha256"], one.body["weights_sha256"])
+        for one in saved(run)
+    }
+
+
+def test_what_is_written_behind_training_is_the_state_of_its_own_step(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    folder, _, codes, _ = runs
+    assert codes["held"] == 0
+    behind, blocking = saved(folder / "held"), saved(folder / "blocking")
+    assert [one.body["asynchronous"] for one in behind] == [one.body["step"] < 24 for one in behind]
+    assert not any(one.body["asynchronous"] for one in blocking)
+    assert digests(folder / "held") == digests(folder / "blocking")
+    assert len(digests(folder / "held")) == 6 + 3
+    times = {line["update"]: line["time"] for line in metrics.read(folder / "held" / "metrics.jsonl")}
+    for one in behind:
+        if one.body["asynchronous"] and one.body["checkpoint"] == "full":
+            assert times[one.body["step"] + 2] <= one.time, "the receipt came after updates that followed the copy"
+    assert [one.body["step"] for one in behind] == sorted(one.body["step"] for one in behind)
+    for item in history(folder / "held" / "ledger.jsonl").standing:
+        assert not problems(read_manifest(folder / "held" / item.folder))
+    for one in behind:
+        assert 0 < float(one.body["stall_seconds"]) <= float(one.body["seconds"])
+
+
+def test_a_manifest_names_the_head_and_the_time_of_its_copy(runs: tuple[Path, Path, dict[str, int], str]) -> None:
+    """All that it says of itself belongs to one moment; the metrics up to its step are sealed by then."""
+    run = runs[0] / "held"
+    receipts = list(read(run / "ledger.jsonl"))
+    for one in saved(run):
+        manifest = read_manifest(run / one.body["folder"])
+        head = receipts[manifest.ledger["seq"]]
+        assert head.digest == manifest.ledger["digest"]
+        assert head.time <= manifest.time < one.time
+        assert not [
+            between for between in receipts[head.seq + 1 : one.seq]
+            if between.kind == "metrics.sealed" and between.body["at"] == f"step {one.body['step']}"
+        ]  # fmt: skip
+    assert not [claim for claim in verify(run).claims if claim.result == "failed"]
+
+
+def test_a_disk_that_fills_under_the_thread_ends_the_run_and_leaves_what_was_saved(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    folder, recipe, codes, told = runs
+    assert codes["full"] == 71
+    run = folder / "full"
+    outcome = json.loads((run / "outcome.json").read_text())
+    assert outcome["message"].endswith(
+        "step-000008 could not be written: No space left on device; what was saved before stands"
+    )
+    assert outcome["message"] in told
+    assert list(digests(run)) == [("full", 4)]
+    assert outcome["step"] > 8, "it was raised while training went on"
+    assert not leftovers(run / "checkpoints")
+    assert load(run / "checkpoints/step-000004").manifest.step == 4
+    assert drive(recipe, run, resume=True) == 0
+    assert digests(run) == digests(folder / "blocking")
+    assert not history(run / "ledger.jsonl").alarms
+
+
+def test_too_little_space_for_the_next_save_is_told_before_anything_is_written(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    folder, recipe, codes, _ = runs
+    run = folder / "crowded"
+    assert codes["crowded"] == 71
+    assert "was not begun: it needs" in json.loads((run / "outcome.json").read_text())["message"]
+    assert not leftovers(run / "checkpoints")
+    assert not leftovers(run / "weights")
+    assert digests(run).items() < digests(folder / "blocking").items()
+    assert drive(recipe, run, resume=True) == 0
+    assert digests(run) == digests(folder / "blocking")
+
+
+def test_without_memory_for_copies_saves_stand_still_and_say_so(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    folder, _, codes, told = runs
+    assert codes["small"] == 0
+    assert not any(one.body["asynchronous"] for one in saved(folder / "small"))
+    assert digests(folder / "small") == digests(folder / "blocking")
+    words = [line for line in told.splitlines() if line.startswith("training stands still while checkpoints")]
+    assert len(words) == 1
+    assert "0 MB of host memory are free" in words[0]
+
+
+def test_a_run_that_is_stopped_with_a_save_in_the_air_has_that_save_first(project: Project, tmp_path: Path) -> None:
+    """`--until` and the end of the schedule wait for what is in the air, at every cadence."""
+    recipe = project.recipe(checkpoint={"every": 1, "keep": "all"})
+    assert drive(recipe, tmp_path / "run", until="7") == 0
+    told = history(RunFolder(tmp_path / "run").ledger)
+    assert [item.step for item in told.saved] == list(range(1, 8))
+    assert not leftovers(tmp_path / "run" / "checkpoints")
