@@ -302,7 +302,7 @@ def _pins(recipe: Recipe, folder: Path, seen: _Seen) -> dict[str, Callable[[], s
             return found if isinstance(found, str) else None
         place = starting.source_folder(recipe, folder)
         if place is not None and name == manifests.MODEL and (place / manifests.MANIFEST).is_file():
-            manifest = read_manifest(place)
+            manifest = manifests.read_manifest(place)
             if manifests.tensor_files(manifest, name) != [name]:
                 return manifests.weights_pin(manifest)  # it lies in shards
         return digest_file(place / name) if place is not None and (place / name).is_file() else None

@@ -1,4 +1,4 @@
-"""State that lives with its owners: gathered at rank 0 for a checkpoint, handed out after a load, proved.
+"""State that lives with its owners: weights gathered at rank 0, state handed out after a load, proved.
 
 Bytes travel as they are, tensor by tensor in the order of names, through host memory. It writes and
 reads no files.
@@ -19,11 +19,6 @@ from assay.train.optimizers import Named, load_state_tensors, state_tensors
 from assay.train.ranks import Ranks
 
 Optimizers = Iterable[torch.optim.Optimizer]
-
-
-def gather_state(ranks: Ranks, owned: Named, optimizers: Optimizers) -> dict[str, Tensor]:
-    """At rank 0 the optimizers' tensors of all ranks by name; elsewhere this rank's. Every rank must call it."""
-    return gather(ranks, state_tensors(owned, optimizers))
 
 
 def gather(ranks: Ranks, mine: dict[str, Tensor]) -> dict[str, Tensor]:
