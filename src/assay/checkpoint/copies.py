@@ -39,17 +39,16 @@ class Copies:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the present values; the tensors may change as soon as this returns, also where a device still copies.
+        """Copy present values, of all tensors or some; they may change as soon as this returns, whatever a device does.
 
         On CUDA the copies are queued before any work that is queued later, such as the next update's.
         """
-        assert tensors.keys() == self._places.keys(), "the state has the same tensors at every save"
         for name, tensor in tensors.items():
             self._places[name].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         if self._on_cuda:
             self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record()
-        return dict(self._places)
+        return {name: self._places[name] for name in tensors}
 
     def wait(self) -> None:
         """Wait until a device has copied everything; other threads go on meanwhile."""
