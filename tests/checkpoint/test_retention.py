@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.checkpoint.manifest import lost_lines
-from assay.checkpoint.retention import remove, surplus
+from assay.checkpoint.retention import clear_half_written, remove, surplus
 from assay.ledger.ledger import Ledger, read
 from assay.run.history import AWAITED, SAFE, Saved
 
@@ -93,6 +93,21 @@ def test_a_clean_up_that_fails_is_told_and_stops_nothing(tmp_path: Path) -> None
     assert all("could not be removed" in text and "training goes on" in text for text in told)
     assert not (checkpoints / "step-000024").exists(), "the ones behind it go all the same"
     assert (tmp_path / "elsewhere" / "model.safetensors").exists(), "a link is not followed"
+
+
+def test_what_interrupted_saves_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    folders(tmp_path, 6)
+    place, told = tmp_path / "checkpoints", list[str]()
+    (place / "step-000012.partial-0a").mkdir()
+    (place / "step-000012.partial-0a" / "model.safetensors").write_text("half")
+    (place / "SHA256SUMS.partial-0b").write_text("half")
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", place / "step-000018.partial-0c")
+    clear_half_written(place, told.append)
+    assert [path.name for path in place.iterdir()] == ["step-000006"]
+    assert (tmp_path / "elsewhere").is_dir(), "a link is not followed"
+    assert len(told) == 3
+    clear_half_written(tmp_path / "nowhere", told.append)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])

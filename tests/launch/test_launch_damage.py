@@ -98,13 +98,14 @@ def test_when_all_are_damaged_nothing_is_started(runs: Runs, fresh: Fresh, capsy
     assert len(told(run).segments) == 1
 
 
-def test_half_written_folders_are_reported_and_ignored(
+def test_half_written_folders_are_reported_and_removed(
     runs: Runs, fresh: Fresh, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = fresh("half")
     shutil.copytree(run / NEWEST, run / "checkpoints" / "step-000099.partial-abc")
     assert drive(runs.plain, run, resume=True, until="7") == 0
     assert "step-000099.partial-abc was left half-written" in capsys.readouterr().err
+    assert not (run / "checkpoints" / "step-000099.partial-abc").exists()
     assert receipts(run, "recovery")[0].body["step"] == HALF
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from assay.checkpoint.manifest import MANIFEST
+from assay.files.publish import leftovers
 from assay.ledger.ledger import Ledger
 from assay.run.history import AWAITED, SAFE, Saved
 
@@ -44,3 +45,18 @@ def remove(run_path: Path, ledger: Ledger, items: list[Saved], tell: Callable[[s
         except OSError as fault:
             tell(f"{folder} could not be removed ({fault.strerror or fault}); training goes on")
     return items
+
+
+def clear_half_written(folder: Path, tell: Callable[[str], None]) -> None:
+    """Remove what interrupted saves left in `folder`: no reader takes it, and it holds room that the next save needs.
+
+    Only for the run's owner, before it saves anything; what cannot be removed is told and stays.
+    """
+    for rest in leftovers(folder):
+        try:
+            shutil.rmtree(rest) if rest.is_dir() and not rest.is_symlink() else rest.unlink()
+            tell(f"{rest.name} was left half-written by an interrupted save; it is removed")
+        except OSError as fault:
+            tell(
+                f"{rest.name} was left half-written and could not be removed ({fault.strerror or fault}); it is ignored"
+            )

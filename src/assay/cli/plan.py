@@ -201,6 +201,14 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
             continue  # what this recipe does not have
         mark = "; the recipe's choice" if key.startswith("total") and memory[key] == memory["total"] else ""
         rows.append((name, _bytes(memory[key]), remark + mark))
+    if memory["host_copies"]:
+        rows.append(
+            (
+                "host memory for copies",
+                _bytes(memory["host_copies"]),
+                "of all together; without it training stands still while it saves",
+            )
+        )
     if len(memory["per_gpu"]) > 1:
         rows += [
             (f"total with {ranks} {many}", _bytes(one["total"]), "by the recipe's choice")

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from assay.checkpoint.permission import permit
+from assay.checkpoint.retention import clear_half_written
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.errors import AssayError, InputError, Interrupted, MachineError, NumbersError, Refused
-from assay.files.publish import leftovers
 from assay.ledger.ledger import Ledger
 from assay.plan.figures import rank_refusal
 from assay.recipe import load as recipes
@@ -126,8 +126,8 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     told = history(run.ledger)
     permit(run, recipe, told)
     recipe = amending.own_recipe(run, recipe)
-    for rest in [*leftovers(run.checkpoints), *leftovers(run.weights)]:
-        _tell(f"{rest.name} was left half-written by an interrupted save; it is ignored")
+    for parent in (run.checkpoints, run.weights):
+        clear_half_written(parent, _tell)
     sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
