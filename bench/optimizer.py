@@ -190,7 +190,7 @@ class Bench:
                 for group in optimizer.param_groups:
                     group["lr"] = peak * factor
                 optimizer.step()
-        return validation_loss(model, self.validation, recipe, torch.device("cpu"), VALIDATION_WINDOWS)[0]
+        return validation_loss(model, self.validation, recipe, torch.device("cpu"), VALIDATION_WINDOWS).loss
 
 
 def prepare(folder: Path, updates: int) -> Bench:

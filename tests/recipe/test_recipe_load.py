@@ -145,7 +145,7 @@ def test_yaml_is_version_1_2() -> None:
         ("name: tiny", "name: ../up", "name is '../up'; a name has"),
         ("loss: {chunk: 1024, z: 0.0}", "loss:", "loss is null; a mapping of keys is expected"),
         ("chunk: 1024", "chunk: 0", "loss.chunk is 0"),
-        ("every: 10}", "every: 0}", "log.every is 0"),
+        ("{every: 10, norms", "{every: 0, norms", "log.every is 0"),
         (
             "compute: float32",
             "compute: float8",

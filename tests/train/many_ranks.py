@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from assay.recipe import load as recipes
 from assay.run.folder import RunFolder, create
+from assay.train.meters import SlowBounds
 from assay.train.worker import Place, run_job
 
 
@@ -34,7 +36,11 @@ def main() -> None:
             if not folder.exists():
                 create(folder.path, Path(job["recipe"]), recipes.load(Path(job["recipe"])))
             with tempfile.TemporaryDirectory() as meeting:
-                ranks = [fork(job, folder, Place(rank, size, rank, Path(meeting))) for rank in range(size)]
+                places = [
+                    Place(rank, size, rank, Path(meeting), slow=SlowBounds(updates=job.get("slow_updates", 50)))
+                    for rank in range(size)
+                ]
+                ranks = [fork(job, folder, place) for place in places]
                 ended = [os.waitpid(process, 0)[1] for process in ranks]
             codes[folder.path.name] = [os.waitstatus_to_exitcode(status) for status in ended]
     print(json.dumps(codes))
@@ -47,6 +53,8 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
         return process
     if sys.platform == "linux":  # a fork that outlives the script would go on alone
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if place.rank == job.get("slow_rank"):  # this rank computes more than the others for every module that it runs
+        register_module_forward_pre_hook(work)
     named = argparse.Namespace(
         run=folder.path, recipe=Path(job["recipe"]), resume=False, from_step=None, until=None,
         profile=None, terminal=False, token="1", command='["assay", "train"]',
@@ -54,6 +62,13 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
     code = run_job(named, place)
     sys.stderr.flush()
     os._exit(code)
+
+
+def work(module: torch.nn.Module, inputs: Any) -> None:
+    """Some milliseconds of a core."""
+    load = torch.ones(300, 300)
+    for _ in range(4):
+        load = load @ load
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,7 +33,9 @@ from assay.train.reduction import Exchange, LaneSums, share, tree
 
 COUNTS = (1, 2, 4, 8)
 UPDATES = 20
+GROUPS = {"embedding", "attention", "ffn", "norms", "value_residual"}
 Done = tuple[Path, dict[str, list[int]]]  # the project, and the exit codes of each rank by run
+SPIKES = {"policy": "skip", "window": 4, "deviations": 1.0, "most": 20}  # so little that there are some
 LANES = {"micro": 1, "accumulation": 1, "lanes": 8}
 SHORT = {"kind": "wsd", "updates": UPDATES, "warmup": 3, "decay_fraction": 0.25, "min_lr": 0.0003}
 
@@ -44,6 +47,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
     def small(name: str, **changes: Any) -> Path:
         few = {"batch": LANES, "schedule": SHORT, "checkpoint": {"every": 10, "keep": "all"}, "evaluate__every": 10}
+        few |= {"log": {"every": 1, "norms_every": 4}}
         return project.recipe(name, **few | changes)
 
     thrice = {"micro": 1, "accumulation": 3, "lanes": 8}
@@ -61,7 +65,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         ),
         # Seven matrices for eight ranks; activations computed again; documents apart.
         "few": (
-            small("few", model__layers=1, model__document_mask=True, runtime={"device": "cpu", "recompute": True}),
+            small(
+                "few", model__layers=1, model__document_mask=True, runtime={"device": "cpu", "recompute": True},
+                spikes=SPIKES,
+            ),
             (1, 8),
         ),
         "compiled": (
@@ -90,7 +97,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         "few-fsdp": (
             small(
                 "few-fsdp", model__layers=1, model__document_mask=True,
-                runtime={"device": "cpu", "recompute": True, "engine": "fsdp"},
+                runtime={"device": "cpu", "recompute": True, "engine": "fsdp"}, spikes=SPIKES,
             ),
             (8,),
         ),
@@ -103,6 +110,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         ),
     }  # fmt: skip
     listed = [{"recipe": str(path), "run": str(project.path / name), "ranks": on} for name, (path, on) in jobs.items()]
+    lags = small("lags", model__layers=1, schedule=SHORT | {"updates": 8}, evaluate={"every": None})
+    listed.append(
+        {"recipe": str(lags), "run": str(project.path / "lags"), "ranks": [2], "slow_rank": 1, "slow_updates": 5}
+    )
     (project.path / "jobs.json").write_text(json.dumps(listed))
     ended = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("many_ranks.py")), str(project.path / "jobs.json")],
@@ -164,6 +175,38 @@ def test_a_sharded_model_has_the_bits_of_a_whole_one(done: Done, name: str, coun
         assert facts(run) == facts(project / f"{name}-1"), f"{count} ranks"
         opening = history(run / "ledger.jsonl").segments[0].body["numerics"]
         assert (opening["world"], opening["engine"], opening["bits"]) == (count, "fsdp", "promised")
+
+
+def test_norms_by_group_gradient_noise_and_validation_by_source_are_among_what_is_the_same(done: Done) -> None:
+    project, _ = done
+    lines = facts(project / "muon-1")["lines"]
+    assert [update for update, line in lines.items() if "grad_norms" in line] == [0, 4, 8, 12, 16]
+    first = lines[0]
+    assert first["weight_norms"].keys() == first["grad_norms"].keys() == GROUPS
+    assert math.fsum(norm**2 for norm in first["grad_norms"].values()) == pytest.approx(first["grad_norm"] ** 2)
+    assert first["gradient_noise"]["noise"] > 0
+    assert set(lines[9]["validation_by_source"]) == {"first", "second"}
+    assert facts(project / "adamw-fsdp-2")["lines"][4]["gradient_noise"] is not None
+
+
+def test_updates_are_skipped_alike_on_every_number_of_ranks(done: Done) -> None:
+    project, _ = done
+    skipped = {
+        run: [one.body["update"] for one in history(project / run / "ledger.jsonl").skipped]
+        for run in ("few-1", "few-8", "few-fsdp-8")
+    }
+    assert skipped["few-1"]
+    assert skipped["few-8"] == skipped["few-fsdp-8"] == skipped["few-1"]
+
+
+def test_a_rank_that_computes_slowly_for_long_is_named_once_and_no_other_is(done: Done) -> None:
+    project, _ = done
+    (straggler,) = history(project / "lags-2" / "ledger.jsonl").stragglers
+    body = straggler.body
+    assert (body["rank"], body["updates"], body["nvml"]) == (1, 5, "not measured")
+    fast, slow = body["microseconds"]
+    assert slow > 1.15 * (fast + slow) / 2, "the median of two is their mean"
+    assert not history(project / "short-2" / "ledger.jsonl").stragglers
 
 
 def test_every_rank_ends_with_the_same_code(done: Done) -> None:

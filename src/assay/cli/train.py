@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -174,6 +174,8 @@ def status_command(
         else "none yet",
         "checkpoint every": f"{facts['checkpoint_every']:,} updates",
         "updates done again": in_words(facts["recomputed"]),
+        "tokens per second": _speed(facts["tokens_per_second"]),
+        "MFU": _mfu(facts),
         "segments": facts["segments"],
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],
@@ -183,12 +185,36 @@ def status_command(
             f"{one['receipts']:,} receipts and {one['updates']:,} updates of lease {one['lease']}, in {one['folder']}"
             for one in facts["orphaned"]
         )
+    for key, name in (("skipped", "skipped updates"), ("stragglers", "stragglers")):
+        if facts[key]:
+            shown[name] = facts[key]
+    if facts["noise_scale"] is not None:
+        shown["gradient noise scale"] = f"{facts['noise_scale']:,.0f} positions"
     waiting = [f"{one['amendment']} {one['state']}" for one in facts["amendments"]]
     if waiting:
         shown["amendments"] = ", ".join(waiting)
     console().print(pairs("", shown))
     for warning in facts["warnings"]:
         console().print(f"warning: {warning}", markup=False)
+
+
+def _speed(speed: dict[str, Any]) -> str:
+    """The mean after warm-up where there is one, else over all, and what pauses make of it."""
+    warm = speed["after_warm_up"]["without_pauses"] is not None
+    found = speed["after_warm_up" if warm else "all"]
+    if found["without_pauses"] is None:
+        return "not measured"
+    over = f"after the first {speed['warm_up_updates']} updates of each segment" if warm else "warm-up included"
+    return f"{found['without_pauses']:,.0f} ({over}; {found['with_pauses']:,.0f} with pauses)"
+
+
+def _mfu(facts: dict[str, Any]) -> str:
+    peak = facts["peak"]
+    if peak is None or peak["flops_per_second"] is None:
+        return "unknown: no peak is known of this device in this arithmetic" if peak else "not measured"
+    if facts["mfu"] is None:
+        return "not measured"
+    return f"{facts['mfu']:.1%} of {peak['flops_per_second'] / 1e12:,.1f} TFLOP/s ({peak['source']})"
 
 
 def stop_command(

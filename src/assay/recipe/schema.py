@@ -455,15 +455,46 @@ class Control(Part):
 
 
 class Spikes(Part):
-    """What happens at a loss spike. Only `none` so far: nothing is skipped."""
+    """What happens at a loss spike. `none`: nothing. `skip`: the optimizer leaves out what is far too steep.
 
-    policy: Literal["none"] = "none"
+    That is an update whose gradient norm's logarithm lies `deviations` standard deviations above the mean over the
+    last `window` updates that were not skipped; nothing is skipped before there are so many. After `most` in a row
+    the next one stops the run (exit 5). Without `skip` these keys are null.
+    """
+
+    policy: Literal["none", "skip"] = "none"
+    deviations: Positive | None = None  # skip: default 6
+    window: Annotated[int, Field(ge=2, le=10_000)] | None = None  # skip: default 100
+    most: Count | None = None  # skip: default 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, value: object) -> object:
+        if isinstance(value, Mapping) and value.get("policy") == "skip":
+            given = {key: inner for key, inner in value.items() if inner is not None}
+            return {"deviations": 6.0, "window": 100, "most": 3} | given
+        return value
+
+    @model_validator(mode="after")
+    def _fit(self) -> Spikes:
+        for key in ("deviations", "window", "most"):
+            if self.policy == "none" and getattr(self, key) is not None:
+                raise refuse(f"spikes.{key}", getattr(self, key), "it belongs to policy skip, not none: remove it")
+        return self
+
+    @property
+    def rule(self) -> tuple[float, int, int] | None:
+        """(deviations, window, most) of the policy skip; None: nothing is skipped."""
+        if self.deviations is None or self.window is None or self.most is None:
+            return None
+        return self.deviations, self.window, self.most
 
 
 class Log(Part):
-    """A metrics line every N updates."""
+    """Metrics are written out every N lines. `norms_every`: updates between norms by group and noise; null: none."""
 
     every: Count = 10
+    norms_every: Count | None = 100
 
 
 class Trust(Part):

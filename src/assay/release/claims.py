@@ -50,6 +50,8 @@ class Line:
     muon_lr: float | None
     order_digest: str
     positions: float | None  # tokens per second × seconds, as the line states them
+    grad_norm: float
+    skipped: bool  # by the policy for spikes
 
     @property
     def where(self) -> str:

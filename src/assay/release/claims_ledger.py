@@ -106,6 +106,7 @@ SHAPES: dict[str, dict[str, Callable[[object], bool]]] = {
     },
     "checkpoint.removed": {"folder": _inner, "manifest_sha256": is_digest},
     "metrics.sealed": {"start": _natural, "stop": _natural, "sha256": is_digest},
+    "update.skipped": {"update": _natural, "segment": _natural},
     "slot.entered": {"slot": _natural, "update": _natural, "within": _natural, "line": is_digest},
 }
 

@@ -110,7 +110,10 @@ def _line(value: Any, number: int, end: int) -> Line | str | None:
         return f"{where}: order_digest is {order!r}; a digest is expected"
     speed, seconds = value.get("tokens_per_second"), value.get("seconds")
     positions = speed * seconds if type(speed) is float and type(seconds) is float else None
-    return Line(number, end, update, segment, value["loss"], value["lr"], muon, order, positions)
+    norm, skipped = value["grad_norm"], value.get("skipped", False)
+    if type(skipped) is not bool:
+        return f"{where}: skipped is {skipped!r}; true or nothing is expected"
+    return Line(number, end, update, segment, value["loss"], value["lr"], muon, order, positions, norm, skipped)
 
 
 def rates_claim(case: Case, recipe: Recipe) -> Claim:
@@ -227,7 +230,7 @@ def recomputed_claim(case: Case) -> Claim:
         f"receipt {alarm.seq} is an alarm: {alarm.body.get('alarm')} (update {alarm.body.get('update')}, "
         f"{alarm.body.get('keys')})"
         for alarm in told.alarms
-        if "slot" not in alarm.body  # that the data of a slot to come was damaged says nothing of updates
+        if "keys" in alarm.body  # other alarms say nothing of updates that were done again
     ]
     course = terms(case, case.recipe) if case.recipe is not None else {}
     before: dict[int, Line] = {}

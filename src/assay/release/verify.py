@@ -24,6 +24,7 @@ from assay.release import claims_data as of_data
 from assay.release import claims_ledger as of_ledger
 from assay.release import claims_metrics as of_metrics
 from assay.release import claims_orphans as of_orphans
+from assay.release import claims_spikes as of_spikes
 from assay.release.claims import FAILED, UNVERIFIABLE, VERIFIED, Case, Claim
 
 # Any of these makes a folder a run, so that a missing one of the others is damage and not a wrong argument.
@@ -127,12 +128,9 @@ def _claims(case: Case) -> Iterator[Claim]:
     yield of_metrics.seals_claim(case)
     yield of_metrics.lines_claim(case)
     yield of_metrics.recomputed_claim(case)
-    control = of_control.control_claim(case)
-    if control is not None:
-        yield control
-    orphaned = of_orphans.orphaned_claim(case)
-    if orphaned is not None:
-        yield orphaned
+    for claim in (of_spikes.skipped_claim(case), of_control.control_claim(case), of_orphans.orphaned_claim(case)):
+        if claim is not None:
+            yield claim
     yield from _by_recipe(case)
     yield from _checkpoints(case)
     for receipt in case.history.evaluations:

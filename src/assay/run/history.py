@@ -39,6 +39,7 @@ _NEEDED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "hold": {"cause": str},
     "duty": {"act": str, "steps": list, "weights": bool},
     "cadence": {"segment": int, "step": int, "every": int},
+    "update.skipped": {"update": int, "segment": int},
     "amendment.proposed": {"amendment": str, "sha256": str, "proposal": dict},
     "amendment.approved": {"amendment": str, "sha256": str, "envelope": dict},
     "amendment.installed": {"amendment": str, "sha256": str},
@@ -111,6 +112,8 @@ class History:
     controls: list[Receipt] = field(default_factory=list)
     slots: list[Receipt] = field(default_factory=list)
     money: list[Receipt] = field(default_factory=list)  # what `accounts` counts: funds, bills, metered spend
+    skipped: list[Receipt] = field(default_factory=list)
+    stragglers: list[Receipt] = field(default_factory=list)
     tip: str | None = None  # manifest digest of the checkpoint that training last saved or came back from
     before: dict[str, str | None] = field(default_factory=dict)  # manifest digest → that of the one before it
     hold: Receipt | None = None
@@ -196,6 +199,11 @@ class History:
         """
         line = self.up_to(manifest_sha256)
         return [one for one in self.amendments if one.kind == ADOPTED and one.body["checkpoint"] in line]
+
+    def unchanged(self, step: int, other: int) -> bool:
+        """Whether receipts say that every update between two steps was skipped, which leaves one state under both."""
+        skipped = {receipt.body["update"] for receipt in self.skipped}
+        return skipped.issuperset(range(min(step, other), max(step, other)))
 
     @property
     def ended(self) -> bool:
@@ -298,6 +306,10 @@ def _take(result: History, receipt: Receipt) -> None:
         result.cadence = receipt
     elif receipt.kind == "price":
         result.price = receipt
+    elif receipt.kind == "update.skipped":
+        result.skipped.append(receipt)
+    elif receipt.kind == "straggler":
+        result.stragglers.append(receipt)
     elif receipt.kind == "slot.entered":
         result.slots.append(receipt)
     elif receipt.kind in accounts.KINDS:

@@ -25,15 +25,28 @@ _COMPLETED: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 
 # What differs between two honest runs of the same updates.
-VOLATILE = ("seconds", "time", "segment", "tokens_per_second", "memory_peak", "memory_used", "recomputed")
+VOLATILE = (
+    "seconds", "time", "segment", "tokens_per_second", "memory_peak", "memory_used", "recomputed",
+    "parts", "mfu", "mfu_six_n", "power_watts", "energy_joules",
+)  # fmt: skip
 
 
 def encode(line: dict[str, Any]) -> bytes:
-    """One line as bytes; a float that is not finite becomes null, and `nonfinite` names it."""
-    bad = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
+    """One line as bytes; a float that is not finite becomes null, and `nonfinite` names it (`grad_norms.ffn`)."""
+    bad: list[str] = []
+    line = {key: _finite(key, value, bad) for key, value in line.items()}
     if bad:
-        line = {key: None if key in bad else value for key, value in line.items()} | {"nonfinite": bad}
+        line |= {"nonfinite": bad}
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _finite(name: str, value: Any, bad: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(f"{name}.{key}", inner, bad) for key, inner in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        bad.append(name)
+        return None
+    return value
 
 
 def read(path: Path, first_byte: int = 0) -> Iterator[dict[str, Any]]:

@@ -51,8 +51,12 @@ def write_outcome(
     step: int | None,
     head: dict[str, Any] | None,
     cause: str | None = None,
+    measured: dict[str, Any] | None = None,
 ) -> None:
-    """`outcome.json`; `token` ties it to the process that was started, `head` is the ledger's."""
+    """`outcome.json`; `token` ties it to the process that was started, `head` is the ledger's.
+
+    `measured` are further keys: what the segment measured of itself.
+    """
     body = {
         "code": code,
         "cause": cause,
@@ -62,6 +66,7 @@ def write_outcome(
         "ledger": head,
         "token": token,
         "last_reported": _last_reported(run),
+        **(measured or {}),
     }
     publish_file(run.outcome, (json.dumps(body, indent=1) + "\n").encode())
 

@@ -6,7 +6,9 @@ numbers; none stands in for another, and what was not stated by anybody is null.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -26,10 +28,12 @@ from assay.run.history import AWAITED, SAFE, History, Saved, history
 from assay.run.inputs import queue_path
 from assay.run.lost import Again
 from assay.run.owner import is_owned
+from assay.run.speed import Speed
 
 # A run is called unknown when no update was seen for ten times the median update, and never
 # before this many seconds, so that a start or a compilation is not mistaken for silence.
 QUIET_FLOOR_SECONDS = 60.0
+NOISES = 20  # newest estimates that the noise scale is averaged over
 # A full checkpoint of a run with a mirror may wait so long for its copy before status warns: 13 GB at 100 Mbit/s
 # take 18 minutes, and as long again to be read back.
 COPY_SECONDS = 3600.0
@@ -46,6 +50,10 @@ class Reported:
     median_seconds: float | None
     lines: int
     again: Again
+    skipped: int = 0  # updates that the policy for spikes left out, as the newest line of each says
+    speed: Speed = field(default_factory=Speed)
+    mfu: float | None = None  # of the newest line that has one
+    noise_scale: float | None = None  # positions, see `_noise_scale`
 
 
 def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
@@ -88,6 +96,12 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
         "ranks": told.segments[-1].body.get("numerics", {}).get("world") if told.segments else None,
         "hold": told.hold.body["cause"] if told.hold else None,
         "alarms": len(told.alarms),
+        "skipped": seen.skipped,
+        "stragglers": len(told.stragglers),
+        "tokens_per_second": seen.speed.facts(recipe.positions_per_update),
+        "mfu": seen.mfu,
+        "peak": told.segments[-1].body.get("numerics", {}).get("peak") if told.segments else None,
+        "noise_scale": seen.noise_scale,
         "last_contact": max(contacts, default=None),
         "decay_start": decay_start(recipe.schedule),
         "amendments": [{"amendment": one.id, "state": one.state} for one in amendments(told, told.tip)],
@@ -172,10 +186,20 @@ def reported(path: Path) -> Reported:
     newest: dict[str, Any] | None = None
     seconds: list[float] = []
     lines, again = 0, Again()
+    skipped: set[int] = set()
+    speed, mfu = Speed(), None
+    noises: deque[dict[str, Any]] = deque(maxlen=NOISES)
     for line in metrics.updates(path):
         lines += 1
         again.take(line)
         newest = line
+        (skipped.add if line.get("skipped") is True else skipped.discard)(line["update"])
+        if isinstance(line.get("parts"), dict):
+            speed.add({name: value for name, value in line["parts"].items() if type(value) is float}, line["segment"])
+        if isinstance(line.get("mfu"), float):
+            mfu = line["mfu"]
+        if isinstance(line.get("gradient_noise"), dict):
+            noises.append(line["gradient_noise"])
         if isinstance(line.get("seconds"), float):
             seconds.append(line["seconds"])
     if newest is None:
@@ -188,7 +212,19 @@ def reported(path: Path) -> Reported:
         median(seconds[-100:]) if seconds else None,
         lines,
         again,
+        len(skipped),
+        speed,
+        mfu,
+        _noise_scale(noises),
     )
+
+
+def _noise_scale(noises: Iterable[dict[str, Any]]) -> float | None:
+    """The simple noise scale over several updates: mean noise ÷ mean signal; None where the signal is not positive."""
+    known = [(one.get("noise"), one.get("signal")) for one in noises]
+    pairs = [(trace, signal) for trace, signal in known if type(trace) is float and type(signal) is float]
+    signal = sum(one for _, one in pairs)
+    return sum(one for one, _ in pairs) / signal if signal > 0 else None
 
 
 def state(told: History, seen: Reported, owned: bool) -> str:

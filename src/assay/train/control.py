@@ -96,7 +96,7 @@ def reduced(recipe: Recipe, model: Mapping[str, Any] | None = None) -> Recipe:
     whole["schedule"]["rewarm"] = 0
     whole["model"] |= dict(model or {})
     whole["model"]["document_mask"] = False
-    whole["checkpoint"], whole["pins"], whole["trust"] = {}, {}, {}
+    whole["checkpoint"], whole["pins"], whole["trust"], whole["spikes"] = {}, {}, {}, {}
     return recipes.from_resolved(whole, "the recipe of the control")
 
 

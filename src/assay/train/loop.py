@@ -15,7 +15,7 @@ import torch
 from assay.errors import AssayError, NumbersError
 from assay.recipe.schedule import rates
 from assay.run.history import history
-from assay.train import amending
+from assay.train import amending, spikes
 from assay.train.agreement import agree, wait_for
 from assay.train.cadence import choose_cadence
 from assay.train.entering import enter_slot, next_queue
@@ -23,7 +23,7 @@ from assay.train.loss import arithmetic, window_loss
 from assay.train.optimizers import scale_gradients, set_rates, tensor_norms
 from assay.train.reduction import share, tree
 from assay.train.saving import advance, catch_up, due_steps, interrupt, save_full, save_weights
-from assay.train.telemetry import compare, line_of
+from assay.train.telemetry import compare, due_norms, line_of, look_for_stragglers, values
 from assay.train.trainer import Trainer
 from assay.train.validation import validation_loss
 
@@ -41,7 +41,7 @@ def train(trainer: Trainer, until: int | None) -> str:
     recipe, started, device, ranks = trainer.recipe, trainer.started, trainer.device, trainer.ranks
     model, optimizers, position = started.model, started.optimizers, started.position
     mine, micro = share(recipe, ranks), recipe.batch.micro
-    exchange = started.exchange
+    exchange, meters, clock = started.exchange, trainer.meters, trainer.meters.clock
     divisor = recipe.positions_per_update
     saved_steps = {item.step for item in history(trainer.run.ledger).line if item.kind == "full"}
     due, last, boundary = _terms(trainer, until)
@@ -53,6 +53,7 @@ def train(trainer: Trainer, until: int | None) -> str:
         update = position.step
         if trainer.trace:
             trainer.trace.at(update)
+        clock.at("slot")
         if update == boundary:
             save_full(trainer, saved_steps)
             if not amending.adopt(trainer):
@@ -75,6 +76,7 @@ def train(trainer: Trainer, until: int | None) -> str:
                 raise
 
         # The batch: this rank's items, made while the update before was computed.
+        clock.at("data")
         with trainer.spent.on("batch"):
             batch = trainer.feed.take(trainer.batches, update)
         tokens, documents = batch.tokens, batch.documents
@@ -83,7 +85,9 @@ def train(trainer: Trainer, until: int | None) -> str:
             trainer.hang.begin(compiling=recipe.runtime.compile and update < first + COMPILING)
 
         # Gradients: micro-batches in ascending order within a lane, lanes joined by the tree, ranks at the owners.
-        exchange.clear()
+        clock.at("compute")
+        measured = due_norms(recipe, update)
+        exchange.clear(measured)
         model.take_up(arithmetic(recipe))
         lane_sums = []
         for lane in range(mine.lanes):
@@ -99,6 +103,7 @@ def train(trainer: Trainer, until: int | None) -> str:
             exchange.close_lane()
             lane_sums.append(sums)
         model.let_go()
+        clock.at("reduction")
         gradients = exchange.reduce()
 
         # All ranks learn the same, by the one wait for the device, before the optimizer changes anything.
@@ -106,12 +111,13 @@ def train(trainer: Trainer, until: int | None) -> str:
             cause = trainer.watch.cause(trainer.ledger if ranks.first else None)
         told = agree(
             ranks, update, tree(lane_sums), tensor_norms(gradients), exchange.owner, cause, batch.digests,
-            trainer.air.ready(),
+            trainer.air.ready(), meters.facts(), values(exchange) if measured else None, lambda: clock.at("optimizer"),
         )  # fmt: skip
+        meters.take(told.facts)
         loss, z_loss, grad_norm, cause = told.nll_sum / divisor, told.z_sum / divisor, told.grad_norm, told.cause
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             if trainer.metrics:
-                trainer.metrics.add(line_of(trainer, update, loss, z_loss, grad_norm, {}, 0.0, None))
+                trainer.metrics.add(line_of(trainer, update, loss, z_loss, told, {}, 0.0, None))
             stands = (
                 "the last checkpoint stands"
                 if saved_steps or trainer.air.flights
@@ -121,12 +127,15 @@ def train(trainer: Trainer, until: int | None) -> str:
                 f"update {update}: loss {loss}, gradient norm {grad_norm}; stopped before the optimizer changed "
                 f"anything; {stands}: look at the batch (assay data batches) and the rates"
             )
-        scale_gradients(gradients, torch.tensor(grad_norm, dtype=torch.float64), recipe.optimizer.grad_clip)
-        rate = rates(recipe, update)
-        set_rates(optimizers, rate)
-        for optimizer in optimizers:
-            optimizer.step()
+        look_for_stragglers(trainer, update)
+        rate, skipped = rates(recipe, update), spikes.watch(trainer, grad_norm)
+        if not skipped:
+            scale_gradients(gradients, torch.tensor(grad_norm, dtype=torch.float64), recipe.optimizer.grad_clip)
+            set_rates(optimizers, rate)
+            for optimizer in optimizers:
+                optimizer.step()
         exchange.spread()
+        clock.at("other")
         if trainer.hang:
             trainer.hang.done(time.perf_counter() - began)
 
@@ -138,20 +147,23 @@ def train(trainer: Trainer, until: int | None) -> str:
         if recipe.evaluate.every is not None and step % recipe.evaluate.every == 0:
             assert trainer.validation is not None, "the schema refuses evaluation without a validation shard"
             windows = recipe.evaluate.batches * micro
-            validation, _ = validation_loss(model, trainer.validation, recipe, device, windows, ranks)
+            clock.at("validation")
+            validation = validation_loss(model, trainer.validation, recipe, device, windows, ranks)
+            clock.at("other")
         seconds = time.perf_counter() - began
         if trainer.metrics:
             with trainer.spent.on("metrics"):
-                line = line_of(trainer, update, loss, z_loss, grad_norm, rate, seconds, validation)
+                line = line_of(trainer, update, loss, z_loss, told, rate, seconds, validation, skipped)
                 trainer.metrics.add(line)
                 compare(trainer, line)
-            trainer.progress.show(step, loss, seconds, divisor, validation)
+            trainer.progress.show(step, loss, seconds, divisor, validation.loss if validation else None)
 
         # Whatever this step is due.
         if trainer.ahead:
             with trainer.spent.on("ahead"):
                 trainer.ahead.look()
         trainer.spent.total += time.perf_counter() - began
+        clock.at("checkpoint")
         if told.ready:
             advance(trainer, saved_steps)  # the save that is in the air
         background = step < last and cause is None

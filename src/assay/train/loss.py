@@ -7,7 +7,7 @@ the caller divides by global batch × block, for every target counts the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -92,6 +92,21 @@ def _terms(
 def _compiled_terms() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
     """`_terms` for fixed shapes: a chunk that is shorter than the others is compiled for itself."""
     return torch.compile(_terms, dynamic=False)
+
+
+@torch.no_grad()
+def part_losses(
+    model: Decoder, recipe: Recipe, windows: Tensor, documents: Tensor | None, parts: Sequence[tuple[int, int]]
+) -> tuple[Tensor, list[Tensor]]:
+    """The `nll_sum` of `window_loss`, and the same over each of the `parts` [low, high) of the flat positions."""
+    with torch.autocast(windows.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
+        hidden, targets = model(windows[:, :-1], documents).flatten(0, 1), windows[:, 1:].flatten()
+        settings = (recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z)
+        whole, _ = chunked_loss(hidden, model.head_weight, targets, *settings, recipe.runtime.compile)
+        if len(parts) == 1 and parts[0] == (0, len(targets)):
+            return whole, [whole]
+        cut = [(hidden[low:high], targets[low:high]) for low, high in parts]
+        return whole, [chunked_loss(some, model.head_weight, wanted, *settings)[0] for some, wanted in cut]
 
 
 class _ChunkedLoss(Function):

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from assay.errors import InputError, Refused
+from assay.files.digest import canonical, digest
+from assay.plan.peaks import SOURCE, peak
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, salted
@@ -69,7 +71,12 @@ def keep_threads(device: torch.device, ranks: int, before: int | None) -> int:
 
 def identity(run: RunFolder, device: torch.device) -> str:
     """The device as receipts name it."""
-    return salted(run, str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else "cpu")
+    return salted(run, uuid(device) or "cpu")
+
+
+def uuid(device: torch.device) -> str | None:
+    """The GPU's UUID as CUDA states it; None of a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def describe(
@@ -79,7 +86,7 @@ def describe(
     cuda = device.type == "cuda"
     kind = torch.cuda.get_device_name(device) if cuda else f"cpu {torch.backends.cpu.get_cpu_capability()}"
     devices = devices or [identity(run, device)]
-    promise = {
+    promise: dict[str, Any] = {
         "device_kind": kind,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -90,6 +97,8 @@ def describe(
         "reduction": recipe.reduction,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+    if recipe.spikes.policy != "none":  # an update that is left out leaves other weights
+        promise["spikes"] = recipe.spikes.model_dump(mode="json") | {"deviations": repr(recipe.spikes.deviations)}
     return {
         "promise": promise,
         "bits": "promised" if recipe.runtime.deterministic and recipe.reduction == "canonical" else "not promised",
@@ -109,7 +118,10 @@ def refuse_strangers(ranks: Ranks, recipe: Recipe) -> None:
     """Refused (exit 3), on every rank, when the ranks were given other recipes or run other code."""
     if ranks.size == 1:
         return
-    told = ranks.collect({"recipe": recipes.digest(recipe), "code": code_identity()["sha256"]})
+    # What all must do at the same update is more than the recipe's identity covers.
+    whole = recipes.resolved(recipe)
+    alike = recipes.learning(recipe) | {key: whole[key] for key in ("checkpoint", "evaluate", "spikes", "log")}
+    told = ranks.collect({"recipe": digest(canonical(alike)), "code": code_identity()["sha256"]})
     for key, way_out in (("recipe", "give all the same"), ("code", "install the same version for all")):
         for rank, one in enumerate(told):
             if one[key] != told[0][key]:
@@ -123,6 +135,20 @@ def of_all(ranks: Ranks, promise: dict[str, Any]) -> dict[str, Any]:
     first, *rest = told
     others = [one for number, one in enumerate(rest) if one != first and one not in rest[:number]]
     return first | ({"others": others} if others else {})
+
+
+def peak_of_all(ranks: Ranks, recipe: Recipe, device: torch.device, devices: list[str]) -> dict[str, Any]:
+    """The dense peak of all GPUs together in the recipe's arithmetic, FLOP/s, by the datasheet; None: unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    kinds = dict(zip(devices, ranks.collect(name), strict=True))  # ranks may share a device
+    found = [peak(kind, recipe.precision.compute) for kind in kinds.values()]
+    known = None if None in found else sum(one for one in found if one is not None)
+    return {
+        "flops_per_second": known,
+        "devices": len(kinds),
+        "kinds": sorted(set(kinds.values())),
+        "source": "unknown" if known is None else SOURCE,
+    }
 
 
 def _driver() -> str | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from assay.plan.owners import BUCKET, owners
 from assay.recipe.schema import Recipe
+from assay.train.optimizers import tensor_norms
 from assay.train.ranks import Ranks
 
 _Part = TypeVar("_Part", Tensor, float)
@@ -149,10 +150,12 @@ class Exchange:
             self._lay_out()
             self._steps = self._plan()
         self._lanes = LaneSums(list(parameters.values()), lanes)
+        self._squares: list[Tensor] | None = None
         self.owned = Owned({name: parameters[name] for name in self._names[ranks.rank]})
 
-    def clear(self) -> None:
-        """Before an update: no gradient anywhere."""
+    def clear(self, norms: bool = False) -> None:
+        """Before an update: no gradient anywhere. With `norms` the update's lanes are measured, see `lane_squares`."""
+        self._squares = [] if norms else None
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -161,7 +164,14 @@ class Exchange:
 
     def close_lane(self) -> None:
         """The lane's last micro-batch is done."""
+        if self._squares is not None:
+            gradients = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
+            self._squares.append(squares(tensor_norms(gradients)))
         self._lanes.close_lane()
+
+    def lane_squares(self) -> list[Tensor]:
+        """The squared norm of each of this rank's lanes' gradients, float64, where the update was to be measured."""
+        return self._squares or []
 
     def weights(self) -> dict[str, Tensor]:
         """All weights, on every rank."""
@@ -247,6 +257,11 @@ class Exchange:
         for rank, buffer in enumerate(self._laid_out):
             if len(buffer):
                 self._ranks.spread(buffer, rank)
+
+
+def squares(norms: Mapping[str, Tensor]) -> Tensor:
+    """The squares of the tensors' norms added up in the order of names: the same bits in every engine."""
+    return torch.stack([norms[name] for name in sorted(norms)]).square().sum()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

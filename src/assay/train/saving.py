@@ -7,6 +7,7 @@ changed nothing: an interruption saves the last whole update.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -140,9 +141,29 @@ def landed(trainer: Trainer) -> Iterator[None]:
         raise
 
 
+def _demand_finite(trainer: Trainer) -> None:
+    """NumbersError, on every rank, when a weight or a value of the optimizer is not finite: that is never saved.
+
+    The check before the optimizer cannot see what the optimizer then makes of sound gradients.
+    """
+    owned, optimizers = trainer.started.exchange.owned, trainer.started.optimizers
+    tensors = {**dict(owned.named_parameters()), **state_tensors(owned, optimizers)}
+    largest = [torch.linalg.vector_norm(tensor.detach(), torch.inf).float() for tensor in tensors.values()]
+    found = torch.stack(largest).tolist() if largest else []  # a rank may own nothing
+    wrong = [name for name, value in zip(tensors, found, strict=True) if not math.isfinite(value)]
+    for rank, name in enumerate(trainer.ranks.collect(min(wrong, default=None))):
+        if name is not None:
+            step = trainer.started.position.step
+            raise NumbersError(
+                f"step {step}: {name} (of rank {rank}) holds a value that is not finite and is not saved; the "
+                "checkpoint before it stands: lower the rates, or look at the batches (assay data batches)"
+            )
+
+
 def _begin(trainer: Trainer, kind: str, background: bool) -> None:
     """Start one checkpoint: each rank's part of a full one, all weights by rank 0 of a weights one."""
     began = time.perf_counter()
+    _demand_finite(trainer)
     recipe, position, ranks = trainer.recipe, trainer.started.position, trainer.ranks
     parent = trainer.run.checkpoints if kind == "full" else trainer.run.weights
     parts = ranks.size if kind == "full" else 1
@@ -162,7 +183,9 @@ def _begin(trainer: Trainer, kind: str, background: bool) -> None:
             ledger=trainer.ledger.head,
         )
         place = begin(parent, facts)
-        begun.append((facts, place, {item.weights_sha256: item.step for item in told.saved}))
+        # One digest never stands under two steps, unless every update between them was skipped, as recorded.
+        others = {one.weights_sha256: one.step for one in told.saved if not told.unchanged(one.step, position.step)}
+        begun.append((facts, place, others))
         return {"facts": vars(facts), "temporary": place.temporary.name, "folder": place.folder.name}
 
     told = ranks.lead(begin_folder)
@@ -266,6 +289,7 @@ def _documents(trainer: Trainer, kind: str) -> dict[str, bytes]:
         "segment": trainer.segment,
         "order_digest": position.order_digest,
         "recent": position.recent,
+        "spikes": {"norms": position.norms, "skipped": position.skipped},
         "cursor": {"slot": cursor[0].number, "update": cursor[1]} if cursor else None,
         "data_seed": recipe.data.seed,
         "global_batch": recipe.global_batch,

@@ -23,9 +23,10 @@ from torch.distributed.tensor import DTensor
 from assay.errors import Refused
 from assay.model.decoder import Decoder
 from assay.plan.owners import owners
+from assay.train.optimizers import tensor_norms
 from assay.train.owned import gather
 from assay.train.ranks import Ranks
-from assay.train.reduction import Owned
+from assay.train.reduction import Owned, squares
 
 
 class TreeReduceScatter(ReduceScatter):
@@ -34,13 +35,16 @@ class TreeReduceScatter(ReduceScatter):
     Until the rank's last lane what it gives to FSDP is no sum yet; `ShardedExchange` throws it away.
     """
 
-    def __init__(self, ranks: Ranks, lanes: int) -> None:
-        self._ranks, self._lanes = ranks, lanes
+    def __init__(self, ranks: Ranks, lanes: int, shapes: dict[str, tuple[int, ...]]) -> None:
+        """`shapes` are those of the group's whole tensors, in FSDP's order."""
+        self._ranks, self._lanes, self._shapes = ranks, lanes, shapes
         self._partial: list[tuple[int, Tensor]] = []
+        self.norms: list[dict[str, Tensor]] | None = None  # of each lane's whole tensors, where they are asked for
 
-    def clear(self) -> None:
+    def clear(self, norms: bool) -> None:
         """Forget lanes that were begun."""
         self._partial.clear()
+        self.norms = [] if norms else None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros, so that nothing of the padding is left to chance."""
@@ -51,6 +55,8 @@ class TreeReduceScatter(ReduceScatter):
     ) -> dist.Work | None:
         """One lane's gradients of the group, a slice for each rank, in; this rank's slice of the sum out."""
         size = len(output_tensor)
+        if self.norms is not None:
+            self.norms.append(tensor_norms(self._whole(input_tensor)))
         rows, level = self._ranks.exchange(input_tensor, [size] * self._ranks.size), 0
         while self._partial and self._partial[-1][0] == level:
             rows, level = self._partial.pop()[1].add_(rows), level + 1
@@ -62,6 +68,15 @@ class TreeReduceScatter(ReduceScatter):
             parts = [left.add_(right) for left, right in zip(parts[::2], parts[1::2], strict=True)]
         torch.add(parts[0], parts[1], out=output_tensor)
         return None
+
+    def _whole(self, sent: Tensor) -> dict[str, Tensor]:
+        """The tensors of one lane, whole, from the slices in which FSDP lays them out for the ranks."""
+        result, place, rows = {}, 0, sent.view(self._ranks.size, -1)
+        for name, shape in self._shapes.items():
+            each = -(-shape[0] // self._ranks.size) * prod(shape[1:])
+            flat = rows[:, place : place + each].reshape(-1)[: prod(shape)]
+            result[name], place = flat.view(shape), place + each
+        return result
 
 
 class ShardedExchange:
@@ -89,20 +104,28 @@ class ShardedExchange:
         self._modules: list[FSDPModule] = []
         for module in (*model.blocks, model):
             self._modules.append(fully_shard(cast(nn.Module, module), mesh=mesh))
-        self._hooks = [TreeReduceScatter(ranks, lanes) for _ in self._modules]
+        self._slices = {name: cast(DTensor, parameter) for name, parameter in model.named_parameters()}
+        self._hooks = [TreeReduceScatter(ranks, lanes, self._group(sharded)) for sharded in self._modules]
         for sharded, hook in zip(self._modules, self._hooks, strict=True):
             sharded.set_custom_reduce_scatter(hook)
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
-        self._slices = {name: cast(DTensor, parameter) for name, parameter in model.named_parameters()}
 
-    def clear(self) -> None:
-        """Before an update: no gradient and no lane of an earlier one."""
+    def _group(self, sharded: FSDPModule) -> dict[str, tuple[int, ...]]:
+        """Names and whole shapes of the tensors that FSDP exchanges together, in its own order."""
+        names = {id(parameter): name for name, parameter in self._slices.items()}
+        group = sharded._get_fsdp_state()._fsdp_param_group
+        assert group is not None, "every module that is sharded has parameters"
+        found = [names[id(one.sharded_param)] for one in group.fsdp_params]
+        return {name: self._shapes[name] for name in found}
+
+    def clear(self, norms: bool = False) -> None:
+        """Before an update: no gradient and no lane of an earlier one. `norms` as with `reduction.Exchange`."""
         self._closed = 0
         for parameter in self._slices.values():
             parameter.grad = None
         for hook in self._hooks:
-            hook.clear()
+            hook.clear(norms)
 
     def before_backward(self, ends_lane: bool) -> None:
         """Gradients flow with a lane's last micro-batch; before that they are added up where they arise."""
@@ -114,6 +137,11 @@ class ShardedExchange:
         if self._closed < self._lanes:
             for parameter in self._slices.values():
                 parameter.grad = None
+
+    def lane_squares(self) -> list[Tensor]:
+        """As with `reduction.Exchange`, in the same bits."""
+        lanes = zip(*(hook.norms or [] for hook in self._hooks), strict=True)
+        return [squares({name: norm for group in lane for name, norm in group.items()}) for lane in lanes]
 
     @torch.no_grad()
     def reduce(self) -> dict[str, Tensor]:

@@ -40,11 +40,17 @@ RECENT = 10  # batches whose digests a checkpoint carries, recomputed on a resum
 
 @dataclass
 class Position:
-    """Where a run is: completed steps, order digest, and the newest batch digests with what preceded them."""
+    """Where a run is: completed steps, order digest, and the newest batch digests with what preceded them.
+
+    `norms` and `skipped` are what the policy for spikes goes by: the newest gradient norms that were no spikes, and
+    how many updates were skipped right before this one.
+    """
 
     step: int
     order: bytes
     recent: list[dict[str, Any]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    skipped: int = 0
 
     def advance(self, batch_digest: str) -> None:
         """Take up one consumed batch."""
@@ -128,7 +134,7 @@ def begin(
     proved = proof(ranks, owned, optimizers)
     if source is None:
         place = told["position"]
-        position = Position(place["step"], bytes.fromhex(place["order"]), place["recent"])
+        position = Position(**place | {"order": bytes.fromhex(place["order"])})
         ranks.lead(lambda: None)
         return Started(told["mode"], model, exchange, optimizers, position, {}, [])
     ranks.lead(lambda: _expect(proved, source.expected, source.folder))
@@ -278,6 +284,8 @@ def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) ->
     if queue.prefix(max(len(consumed) - 1, 0)) != state.get("queue_prefix"):
         raise DataError(f"{folder}: its copy of the queue is not the prefix that its state names; it is damaged")
     position = Position(int(state["step"]), raw(state["order_digest"]), list(state["recent"]))
+    if spikes := state.get("spikes"):
+        position.norms, position.skipped = list(spikes["norms"]), int(spikes["skipped"])
     for item in position.recent:
         if batches.digest(item["update"]) != item["batch"]:
             raise DataError(

@@ -25,6 +25,7 @@ from assay.train.ahead import Ahead
 from assay.train.feed import Feed
 from assay.train.flight import Air
 from assay.train.hang import HangWatch
+from assay.train.meters import Meters
 from assay.train.progress import Progress
 from assay.train.ranks import Ranks
 from assay.train.start import Started
@@ -82,6 +83,7 @@ class Trainer:
     superseded: dict[int, dict[str, Any]]
     same_bits: Callable[[int], bool]
     tell: Callable[[str], None]
+    meters: Meters
     spent: Spent = field(default_factory=Spent)
     trace: Trace | None = None  # where --profile asked for one
     air: Air = field(default_factory=Air)

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,15 @@ from assay.run.metrics import MetricsWriter
 from assay.run.outcome import Fault, fault_of, faults, leave_fault, way_on, write_outcome
 from assay.run.owner import is_owned, own
 from assay.run.provenance import provenance
+from assay.run.speed import exact
 from assay.train import amending, control, numerics
 from assay.train.ahead import Ahead
 from assay.train.entering import first_slots
 from assay.train.feed import Feed
 from assay.train.hang import Bounds, HangWatch
 from assay.train.loop import prepare, train
+from assay.train.meters import Meters, SlowBounds, Stragglers
+from assay.train.nvml import Sensor
 from assay.train.progress import Progress
 from assay.train.ranks import LostRanks, Ranks, join, of_peers
 from assay.train.reduction import share
@@ -66,6 +69,7 @@ class Place:
     meeting: Path | None = None  # where the ranks meet and leave their faults
     parent: int | None = None
     bounds: Bounds | None = None  # None: nobody watches for a hang
+    slow: SlowBounds = field(default_factory=SlowBounds)
 
 
 def main() -> None:
@@ -148,7 +152,7 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         _demand_ranks(recipe, place.size)
         device = numerics.switch_on(recipe, place.local)
         ranks = join(place.rank, place.size, place.local, device, place.meeting)
-        trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None)
+        trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None, place.slow)
         _to_the_end(trainer, until)
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
         fault = _answer(error)
@@ -202,6 +206,14 @@ class Segment:
     metrics: MetricsWriter
     number: int
     started: Started | None = None
+    meters: Meters | None = None
+
+    def measured(self) -> dict[str, Any]:
+        """Positions per second and energy of this segment, for receipts and outcome; None: not measured."""
+        if self.meters is None:
+            return {"tokens_per_second": None, "energy_joules": None}
+        speed, joules = self.meters.speed.facts(self.recipe.positions_per_update), self.meters.joules
+        return {"tokens_per_second": exact(speed), "energy_joules": None if joules is None else f"{joules:.3f}"}
 
 
 def _trainer(
@@ -213,6 +225,7 @@ def _trainer(
     hang: HangWatch | None,
     segment: Segment | None,
     told: History | None,
+    slow: SlowBounds,
 ) -> tuple[Trainer, dict[str, Any], int | None]:
     """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Returns numerics and end as well."""
     run, folder = RunFolder(job.run), job.recipe.resolve().parent
@@ -242,7 +255,9 @@ def _trainer(
     goes_on()
     started = begin(run, recipe, folder, queue, batches, device, job.resume, job.from_step, ranks)
     until = ranks.lead(lambda: _until(job.until, queue, started.position.step))  # before a segment is opened
-    facts = numerics.describe(run, recipe, device, ranks.collect(numerics.identity(run, device)), ranks.backend)
+    devices: list[str] = ranks.collect(numerics.identity(run, device))
+    facts = numerics.describe(run, recipe, device, devices, ranks.backend)
+    facts["peak"] = numerics.peak_of_all(ranks, recipe, device, devices)
     facts["promise"] = numerics.of_all(ranks, facts["promise"])
     kin: set[int] = set()
     if told:  # rank 0 alone writes and compares
@@ -272,6 +287,9 @@ def _trainer(
         superseded=superseded(run, started.position.step) if segment else {},
         same_bits=lambda number: number in kin,
         tell=progress.note,
+        meters=Meters(
+            device, devices, Sensor(numerics.uuid(device)), Stragglers(slow), facts["peak"]["flops_per_second"]
+        ),
     )
     return trainer, facts, until
 
@@ -318,12 +336,13 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
     _demand_ranks(recipe, place.size)
     device = numerics.switch_on(recipe, place.local)
     ranks = join(place.rank, place.size, place.local, device, place.meeting)
-    trainer, facts, until = _trainer(job, ranks, recipe, device, watch, hang, segment, told)
-    started = trainer.started
+    trainer, facts, until = _trainer(job, ranks, recipe, device, watch, hang, segment, told, place.slow)
+    started, segment.meters = trainer.started, trainer.meters
     _open(segment, started, facts, json.loads(job.command))
     segment.started = started
     with closing(Ahead(run, job.recipe, ledger, trainer.tell)) as trainer.ahead:
         end = _to_the_end(trainer, until)
+    trainer.meters.finish()
     segment.metrics.seal("end")
     position, spent = started.position, trainer.spent
     body = {
@@ -336,11 +355,12 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
             "accounting": round(spent.accounting * 1e6),
             **{f"accounting_{name}": round(value * 1e6) for name, value in spent.parts.items()},
         },
+        **segment.measured(),
     }
     ledger.append("end", body)
     message = "the schedule is done" if end == "done" else f"stopped where --until said, at step {position.step}"
     _tell(f"{message}; order digest {position.order_digest}")
-    write_outcome(run, job.token, 0, message, position.step, ledger.head)
+    write_outcome(run, job.token, 0, message, position.step, ledger.head, measured=segment.measured())
     return 0
 
 
@@ -352,13 +372,15 @@ def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
     body: dict[str, Any] = {"before_start": True}  # no segment was opened, so none is closed
     if position is not None:
         body = {"segment": segment.number, "step": position.step, "order_digest": position.order_digest}
+        body |= segment.measured()
     if cause is not None:
         segment.ledger.append("interrupted", body | {"cause": cause})
     else:
         segment.ledger.append("failed", body | {"code": fault.code})
     _tell(f"assay: {fault}")
     step = position.step if position else None
-    write_outcome(segment.run, job.token, fault.code, str(fault), step, segment.ledger.head, cause)
+    head, measured = segment.ledger.head, segment.measured()
+    write_outcome(segment.run, job.token, fault.code, str(fault), step, head, cause, measured)
     return fault.code
 
 
