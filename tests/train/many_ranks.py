@@ -66,7 +66,7 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
 
 def work(module: torch.nn.Module, inputs: Any) -> None:
     """Some milliseconds of a core."""
-    load = torch.ones(300, 300)
+    load = torch.ones(200, 200)
     for _ in range(4):
         load = load @ load
 
