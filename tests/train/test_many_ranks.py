@@ -158,7 +158,11 @@ def test_weights_optimizer_losses_norms_and_order_are_the_same_on_every_number_o
     assert len(one["lines"]) == UPDATES
     for count in counts[1:]:
         assert facts(project / f"{name}-{count}") == one, f"{count} ranks"
-        opening = history(project / f"{name}-{count}" / "ledger.jsonl").segments[0].body["numerics"]
+        run = project / f"{name}-{count}"
+        behind = {one.body["step"]: one.body for one in read(run / "ledger.jsonl") if one.kind == "checkpoint.saved"}
+        assert behind[10]["asynchronous"]
+        assert len(list((run / behind[10]["folder"]).glob(f"model-*-of-{count:05d}.safetensors"))) == count
+        opening = history(run / "ledger.jsonl").segments[0].body["numerics"]
         assert (opening["world"], len(opening["devices"]), opening["bits"]) == (count, count, "promised")
     norms = [line["grad_norm"] for line in one["lines"].values()]
     if name in ("muon", "adamw"):
