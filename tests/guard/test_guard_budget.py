@@ -100,6 +100,10 @@ def test_funds_are_receipts_in_us_dollars_with_their_rate(run: RunFolder) -> Non
     ("money", "said"),
     [
         (Money(Decimal(0)), "above 0"), (Money(Decimal(-5)), "above 0"), (Money(Decimal("NaN")), "above 0"),
+        (Money(Decimal("sNaN")), "above 0"), (Money(Decimal("1e999")), "digits"),
+        (Money(Decimal("1e13")), "are expected"),
+        (Money(Decimal("1e-12")), "are expected"),
+        (Money(Decimal("1e10"), "XAU", Rate(usd=Decimal(4000), source="LBMA", date="2026-11-11")), "are expected"),
         (Money(Decimal("1e99")), "digits"), (Money(Decimal(5), "EUR"), "needs --usd-per-unit"),
         (Money(Decimal(5), "USD", EUR), "takes no rate"),
     ],
@@ -333,6 +337,11 @@ def test_people_see_the_same_figures(lived: RunFolder, monkeypatch: pytest.Monke
         (["fund", "run", "--amount", "5", "--purpose", "x", "--currency", "EUR", "--usd-per-unit", "1",
           "--rate-source", "s", "--rate-date", "once"], "date is 'once'"),
         (["fund", "run", "--amount", "5", "--purpose", "x", "--reserve-usd", "-1"], "--reserve-usd is -1"),
+        (["fund", "run", "--amount", "5", "--purpose", "x", "--reserve-usd", "1e30"], "--reserve-usd is 1E+30"),
+        (["fund", "run", "--amount", "5", "--purpose", "x", "--reserve-usd", "1e-9999"], "--reserve-usd is 1E-9999"),
+        *((["fund", "run", "--amount", "5", "--purpose", "x", "--currency", "EUR", "--usd-per-unit", rate,
+            "--rate-source", "s", "--rate-date", "2026-11-11"], "usd is")
+          for rate in ("-1.08", "NaN", "sNaN", "Infinity", "1e999", "1e13")),
         (["fund", "run", "--amount", "5", "--purpose", "x", "--reserve-usd", "1", "--policy", "p"], "give one of them"),
         (["bill", "run", "--amount", "5", "--from", "soon", "--to", "2026-11-10"], "--from is 'soon'"),
         (["report", "nothing"], "is not a folder"),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import Project
 
-from assay.guard import budget
+from assay.guard import budget, expenses
 from assay.guard.meter import Meter, State, Use
 from assay.guard.policy import Policy, from_yaml
 from assay.guard.prices import NoReading, Reading, read
@@ -254,6 +254,15 @@ def test_a_clock_that_was_set_back_gives_no_interval(machine: Machine) -> None:
     receipt = machine.passes(60)
     assert receipt is not None
     assert sum(receipt.body["microseconds"].values()) == 10_000_000, "from where it was metered to"
+
+
+def test_the_largest_amounts_are_metered_and_reported(tmp_path: Path) -> None:
+    dear = POLICY.replace("gpus: 8, disk_gb: 730", "gpus: 8, disk_gb: 9007199254740991").replace('"0.10"', '"1e12"')
+    machine = Machine(fresh(tmp_path / "project"), from_yaml(dear, "meter.yaml"))
+    assert machine.passes(10**8, price="1e12") is not None
+    facts = expenses.report(machine.run)
+    assert Decimal(facts["spent_estimated"]) > 10**27
+    assert "e+" not in expenses.as_markdown(facts).lower()
 
 
 def test_the_mirror_s_receipts_are_the_egress_unless_somebody_measured_it(machine: Machine) -> None:

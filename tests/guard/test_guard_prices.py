@@ -123,6 +123,12 @@ def test_whatever_is_stated_gives_a_positive_price_or_a_reason(value: object) ->
     assert found if isinstance(found, str) else found > 0
 
 
+def test_a_machine_of_more_than_a_million_million_dollars_an_hour_is_no_reading() -> None:
+    assert isinstance(stated("1e12"), Reading)
+    for value, unit in (("1000000000001", "machine-hour"), ("1e11", "machine-second"), ("2e11", "gpu-hour")):
+        assert "more than 1,000,000,000,000 US dollars" in refused(stated(value, unit=unit))
+
+
 @given(prices)
 def test_a_json_number_is_the_number_that_stood_there(value: Decimal) -> None:
     assert amount(float(value)) == value

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, InputError, Refused
 from assay.files.digest import digest, digest_file
-from assay.guard.policy import MOST_DIGITS, Policy, Rate
+from assay.guard.policy import MOST, MOST_DIGITS, Policy, Rate
 from assay.guard.policy import Reserve as SetReserve
 from assay.guard.prices import SECONDS_PER_HOUR, SECONDS_PER_MONTH, stamp, text, to_usd
 from assay.ledger.ledger import FILE, Receipt, read
@@ -27,6 +27,7 @@ from assay.run.history import History, history
 CENT = Decimal("0.01")
 NANO = Decimal("1e-9")  # of a dollar: finer than any price of a second, and no endless fractions in the ledger
 GB = 10**9
+_EXACT = Context(prec=100)  # a product of large amounts has more digits than the default carries
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Money:
 
     @property
     def usd(self) -> Decimal:
-        """The amount in US dollars; InputError when it is not positive or has no rate that it needs."""
+        """The amount in US dollars; InputError when it is not positive, too large or without the rate that it needs."""
         if not self.amount.is_finite() or self.amount <= 0:
             raise InputError(f"--amount is {self.amount}; an amount above 0 is expected")
         if len(self.amount.as_tuple().digits) > MOST_DIGITS or not -MOST_DIGITS < self.amount.adjusted() < MOST_DIGITS:
@@ -47,7 +48,10 @@ class Money:
         if (self.currency == "USD") != (self.rate is None):
             need = "takes no rate" if self.rate else "needs --usd-per-unit, --rate-source and --rate-date"
             raise InputError(f"--currency {self.currency} {need}")
-        return to_usd(self.amount, self.currency, {self.currency: self.rate} if self.rate else {})[0]
+        usd = to_usd(self.amount, self.currency, {self.currency: self.rate} if self.rate else {})[0]
+        if not NANO <= usd <= MOST:
+            raise InputError(f"--amount is {usd:.3E} US dollars; from {NANO:f} to {MOST:,f} are expected")
+        return usd
 
     def body(self) -> dict[str, Any]:
         """The keys of a receipt."""
@@ -139,8 +143,8 @@ def bill(
     body = {
         **money.body(), "start": stamp(start), "stop": stamp(stop), "covers": list(groups), "allocation": allocation,
         "provider": provider, "file": None if file is None else digest_file(file), "replaces": replaces,
-        "estimated_usd": None if estimate is None else text(estimate.quantize(NANO)),
-        "difference_usd": None if estimate is None else text((new.usd - estimate).quantize(NANO)),
+        "estimated_usd": None if estimate is None else text(nano(estimate)),
+        "difference_usd": None if estimate is None else text(nano(new.usd - estimate)),
     }  # fmt: skip
     return run.open_ledger().append("bill", body)
 
@@ -177,16 +181,21 @@ def reserve(run: RunFolder, told: History, policy: Policy, usd_per_hour: Decimal
         "restart": time("restart_seconds"),
     }
     whole = sum((value for value in parts.values() if value is not None), Decimal(0))
-    shown = {name: None if value is None else text(value.quantize(NANO)) for name, value in parts.items()}
-    usd = None if usd_per_hour is None else text(whole.quantize(NANO))
+    shown = {name: None if value is None else text(nano(value)) for name, value in parts.items()}
+    usd = None if usd_per_hour is None else text(nano(whole))
     return {"usd": usd, "how": "computed", "parts": shown, "from": used}
 
 
 def stated_reserve(usd: Decimal) -> dict[str, Any]:
-    """A reserve that somebody sets; InputError when it is negative."""
-    if not usd.is_finite() or usd < 0:
-        raise InputError(f"--reserve-usd is {usd}; an amount of at least 0 is expected")
+    """A reserve that somebody sets; InputError when it is negative, or no amount of dollars and nano-dollars."""
+    if not usd.is_finite() or not 0 <= usd <= MOST or usd.as_tuple().exponent < -MOST_DIGITS:  # type: ignore[operator]
+        raise InputError(f"--reserve-usd is {usd}; an amount from 0 to {MOST:,f} is expected")
     return {"usd": text(usd), "how": "set", "parts": {}, "from": {}}
+
+
+def nano(value: Decimal) -> Decimal:
+    """An amount to the nano-dollar, however large it is."""
+    return value.quantize(NANO, context=_EXACT)
 
 
 def egress(policy: Policy, size: int | None) -> Decimal | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from assay.guard.budget import CENT, NANO
+from assay.guard.budget import nano
 from assay.guard.prices import stamp, text
 from assay.run import accounts
 from assay.run.folder import RunFolder, require_run
@@ -161,7 +161,7 @@ def _per_billion(usd: Decimal | None, positions: int) -> str | None:
 
 
 def _text(value: Decimal | None) -> str | None:
-    return None if value is None else text(value.quantize(NANO))
+    return None if value is None else text(nano(value))
 
 
 def _stamp(microseconds: int | None) -> str | None:
@@ -173,7 +173,7 @@ def dollars(value: str | None) -> str:
     if value is None:
         return NOT_MEASURED
     number = Decimal(value)
-    return f"{number.quantize(CENT):,.2f}" if abs(number) >= 1 or number == 0 else f"{number:.4f}"
+    return f"{number:,.2f}" if abs(number) >= 1 or number == 0 else f"{number:.4f}"
 
 
 def as_csv(facts: Mapping[str, Any]) -> str:

@@ -129,7 +129,7 @@ class Meter:
                 price["catalogue"] = use.price.catalogue
         return {
             "allocation": use.allocation, "state": use.state, "start": _stamp(begin), "stop": _stamp(end),
-            "usd": {part: None if value is None else text(value.quantize(budget.NANO)) for part, value in usd.items()},
+            "usd": {part: None if value is None else text(budget.nano(value)) for part, value in usd.items()},
             "usd_per_hour": None if paid is None or stopped else text(paid), "price": price, "egress_bytes": sent,
             "metrics": {
                 "start": seen.start, "stop": seen.stop, "first": seen.first, "reached": seen.reached,
@@ -153,7 +153,7 @@ def _gpu(state: State, paid: Decimal | None, length: int, useful: int, recompute
 
     def cost(microseconds: int) -> Decimal:
         assert paid is not None
-        return (paid * microseconds / (SECONDS_PER_HOUR * accounts.MICROSECONDS)).quantize(budget.NANO)
+        return budget.nano(paid * microseconds / (SECONDS_PER_HOUR * accounts.MICROSECONDS))
 
     parts["gpu_useful"], parts["gpu_recomputed"] = cost(useful), cost(recomputed)
     parts[rest] = cost(length) - cost(useful) - cost(recomputed)

@@ -25,14 +25,13 @@ LIMIT = 64 << 10  # bytes
 Unit = Literal["machine-hour", "machine-second", "machine-month", "gpu-hour", "gpu-second", "gpu-month"]
 Event = Literal["stop", "overspend", "stale_copy", "stalled", "failed_control", "no_reading"]
 MOST_DIGITS = 28  # what decimal's default context carries
+MOST = Decimal(10**12)  # dollars or their like: no amount is larger, so that every sum keeps its nano-dollars
 
 
 def _decimal(value: object) -> object:
     """Decimals are given in quotes: YAML's numbers are binary floats, which hold no cents."""
-    if isinstance(value, Decimal):
-        return value
     fault = ValueError('a decimal number of at least 0 in quotes is expected, such as "16.50"')
-    if not isinstance(value, str) or value != value.strip() or "_" in value:
+    if not isinstance(value, Decimal) and (not isinstance(value, str) or value != value.strip() or "_" in value):
         raise fault
     try:
         number = Decimal(value)
@@ -42,6 +41,8 @@ def _decimal(value: object) -> object:
         raise fault
     if len(number.as_tuple().digits) > MOST_DIGITS or not -MOST_DIGITS < number.adjusted() < MOST_DIGITS:
         raise ValueError(f"a decimal number of at most {MOST_DIGITS} digits is expected")
+    if number > MOST:
+        raise ValueError(f"a decimal number of at most {MOST:,f} is expected")
     return number
 
 

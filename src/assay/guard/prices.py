@@ -14,7 +14,7 @@ from typing import Any
 
 from assay.errors import VerificationError
 from assay.files.digest import digest
-from assay.guard.policy import MOST_DIGITS, Policy, Rate
+from assay.guard.policy import MOST, MOST_DIGITS, Policy, Rate
 
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_MONTH = 730 * SECONDS_PER_HOUR  # 8,760 h ÷ 12, as the large providers count
@@ -126,6 +126,8 @@ def read(
         return NoReading(reason, source, fetched, sha256)
     usd, rate = to_usd(number, currency, rates)
     value = per_machine_hour(usd, unit, gpus)
+    if value > MOST:
+        return NoReading(f"the price is more than {MOST:,f} US dollars an hour", source, fetched, sha256)
     return Reading(value, number, unit, currency, rate, source, fetched, valid, sha256, catalogue)
 
 
