@@ -184,7 +184,7 @@ def test_bills_do_not_cover_the_same_twice_nor_what_is_to_come(lived: RunFolder)
         bill(lived, Money(Decimal(1)), **hours(2, 2))
     with pytest.raises(InputError, match="allowed are gpu, disk, egress"):
         bill(lived, Money(Decimal(1)), **hours(5, 6), covers=["tax"])
-    with pytest.raises(InputError, match="nothing was metered under that name"):
+    with pytest.raises(InputError, match="no allocation of that name"):
         bill(lived, Money(Decimal(1)), **hours(5, 6), allocation="a03")
 
 
@@ -356,3 +356,27 @@ def test_a_wrong_word_is_one_sentence(
         CliRunner().invoke(budget_app, words, catch_exceptions=False)
     assert said in str(fault.value)
     assert not history(run.ledger).money
+
+
+def test_the_report_shows_no_figure_for_gpu_time_at_no_price(run: RunFolder) -> None:
+    ledger, meter = run.open_ledger(), Meter(run, from_yaml(POLICY, "policy.yaml"))
+    _train(run, range(3), T0)
+    meter.charge(ledger, Use("a01", "running", read(None, **USD)), T0 + timedelta(hours=10), since=T0)
+    facts = expenses.report(run)
+    (row,) = facts["allocations"]
+    for figure in (facts, row):
+        assert figure["usd_per_billion_positions"] is None
+    assert (facts["spent_estimated"], facts["spent"], row["estimated_usd"]) == (None, None, None)
+    assert "For 36,000 s of GPU time no price was known: nobody knows" in expenses.as_markdown(facts)
+
+
+def test_the_report_names_what_nobody_metered(lived: RunFolder) -> None:
+    ledger, facts = lived.open_ledger(), {"allocation": "a03", "provider": "gcp", "zone": None, "gpus": 8}
+    for event, time in (("began", "2026-11-10T04:00:00Z"), ("ended", "2026-11-10T06:00:00Z")):
+        ledger.append("allocation", {**facts, "event": event, "time": time, "usd_per_machine_hour": "12"})
+    told = expenses.report(lived)
+    assert (told["spent_estimated"], told["spent"]) == ("54.4", "78.4")
+    assert "Nobody metered 2 GPU machine-hours of allocation a03: counted as 24.00" in expenses.as_markdown(told)
+    assert told["unmetered"][0]["usd"] == "24"
+    bill(lived, Money(Decimal(20)), **hours(4, 6), covers=["gpu"], allocation="a03")
+    assert expenses.report(lived)["spent"] == "74.4"

@@ -205,3 +205,55 @@ def test_what_assay_did_not_write_is_named(receipt: tuple[str, dict[str, Any]]) 
 def test_times_are_microseconds_exactly(microseconds: int) -> None:
     assert moment(instant(microseconds).isoformat()) == microseconds
     assert instant(microseconds + 1) - instant(microseconds) == timedelta(microseconds=1)
+
+
+def allocation(name: str, event: str, hour: float, price: str | None = None) -> tuple[str, dict[str, Any]]:
+    return "allocation", {"allocation": name, "event": event, "time": at(hour), "usd_per_machine_hour": price}
+
+
+def test_an_allocation_that_nobody_metered_is_not_free() -> None:
+    budget = funds(reserve=reserve("0"))
+    first = (allocation("a", "began", 0), spend(0, 1, reached=10), allocation("a", "ended", 1))
+    stated = told(budget, *first, allocation("b", "began", 2, "36"), allocation("b", "ended", 7, "36"))
+    assert [(one.allocation, one.start, one.stop) for one in stated.unmetered] == [("b", moment(at(2)), moment(at(7)))]
+    assert (stated.estimated, stated.spent, stated.remaining) == (20, 20 + 5 * 36, 500 - 200)
+    assert stated.pace() == (200, 10), "its updates were paid for too"
+    unstated = told(budget, *first, allocation("b", "began", 2), allocation("b", "ended", 7))
+    assert unstated.spent == 20 + 5 * 20, "at the highest price that was read"
+    assert told(budget, allocation("b", "began", 2), allocation("b", "ended", 7)).remaining is None
+    billed = told(
+        budget, *first, allocation("b", "began", 2), allocation("b", "ended", 7), bill("9", 2, 4, covers=["gpu"])
+    )
+    assert billed.spent == 20 + 9 + 3 * 20
+
+
+def test_time_between_two_guards_and_before_the_first_look_is_counted() -> None:
+    money = told(allocation("a", "began", 0, "36"), spend(1, 2), spend(4, 5), allocation("a", "ended", 6, "36"))
+    assert [(one.stop - one.start) // HOUR for one in money.unmetered] == [1, 2, 1]
+    assert money.spent == 40 + 4 * 36
+    assert not told(allocation("a", "began", 0), spend(0, 6, allocation=None), allocation("a", "ended", 6)).unmetered
+
+
+def test_what_an_allocation_costs_that_still_runs_and_nobody_meters_is_not_known() -> None:
+    receipts = [funds(reserve=reserve("0")), spend(0, 1, reached=10), allocation("b", "began", 2, "36")]
+    money = told(*receipts)
+    assert (money.nobody_meters, money.remaining) == ("b", None)
+    assert "allocation b" in str(money.unknown(3))
+    assert told(*receipts, spend(2, 3, allocation="b")).remaining == 500 - 40
+    lost = told(*receipts, allocation("c", "began", 12, "1"), spend(12, 13, allocation="c"))
+    assert lost.spent == 40 + 10 * 36, "it may have lasted until the next one began"
+
+
+def test_gpu_time_without_any_price_is_null_everywhere_until_a_bill_covers_it() -> None:
+    none = spend(0, 2, dict.fromkeys(GROUPS["gpu"], None), usd_per_hour=None, price=None)
+    paid = bill("9", 0, 1, covers=["gpu"])
+    money = told(funds(reserve=reserve("0")), none, paid)
+    assert (money.estimated, money.estimate_of(money.bills[0]), money.pace(), money.unpriced) == (
+        None,
+        None,
+        None,
+        HOUR,
+    )
+    assert (money.priced, money.remaining, money.spent) == (False, None, 9)
+    whole = told(funds(reserve=reserve("0")), none, bill("9", 0, 2, covers=["gpu"]))
+    assert (whole.priced, whole.remaining) == (True, 491)

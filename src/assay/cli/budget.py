@@ -188,7 +188,7 @@ def _answer(run: Any, receipt: int, title: str, json: bool, **more: Any) -> None
 
 def _show(title: str, facts: dict[str, Any]) -> None:
     from assay.cli import show
-    from assay.guard.expenses import dollars
+    from assay.guard.expenses import dollars, gaps
 
     shown = {
         "funds": dollars(facts["funds"]) if facts["funds"] else "none entered",
@@ -205,6 +205,8 @@ def _show(title: str, facts: dict[str, Any]) -> None:
     if facts["not_measured"]:
         shown["not in these sums"] = f"{', '.join(facts['not_measured'])}: not measured"
     show.console().print(show.pairs(title, shown))
+    for sentence in gaps(facts):
+        show.console().print(sentence, markup=False)
 
 
 def _reserve(run: Any, path: Path | None) -> dict[str, Any] | None:

@@ -126,8 +126,9 @@ def bill(
         raise InputError(f"--to is {stamp(stop)}, which is still to come; a bill is for what has passed")
     told = accounts.account(history(run.ledger).money)
     _replaced(replaces, [one.seq for one in told.bills], "bill")
-    if allocation is not None and told.spends and allocation not in {one.allocation for one in told.spends}:
-        raise InputError(f"--allocation is {allocation!r}; nothing was metered under that name")
+    names = {one.allocation for one in told.spends} | set(told.allocations)
+    if allocation is not None and names and allocation not in names:
+        raise InputError(f"--allocation is {allocation!r}; no allocation of that name was metered or stated")
     new = accounts.Bill(
         -1, money.usd, accounts.moment(stamp(start)), accounts.moment(stamp(stop)), groups, allocation, provider
     )

@@ -54,6 +54,7 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
     done_before = money.first_reached if money.spends else step
     before = max(0, (done_before or 0) - recipe.start.first_update)
     standing = useful - min(lost, useful)
+    spent = money.spent if money.priced and money.nobody_meters is None else None
     return {
         "run_id": told.run_id,
         "name": recipe.name,
@@ -61,7 +62,7 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
         "funds": _text(money.received),
         "spent_estimated": _text(money.estimated),
         "spent_billed": _text(money.billed),
-        "spent": _text(money.spent),
+        "spent": _text(spent),
         "reserve": _text(money.reserve_usd),
         "reserve_how": money.reserve["how"] if money.reserve else None,
         "reserve_parts": money.reserve["parts"] if money.reserve else {},
@@ -78,9 +79,11 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
         "updates_before_metering": before,
         "useful_positions": standing * each if money.spends else None,
         "recomputed_positions": recomputed * each if money.spends else None,
-        "usd_per_billion_positions": _per_billion(money.spent, standing * each),
+        "usd_per_billion_positions": _per_billion(spent, standing * each),
         "not_measured": money.not_measured(),
         "unpriced_seconds": money.unpriced // accounts.MICROSECONDS,
+        "unmetered": [_unmetered(money, one) for one in money.unmetered],
+        "nobody_meters": money.nobody_meters,
         "allocations": [
             _row(money, name, each)
             for name in dict.fromkeys([*money.allocations, *(one.allocation for one in money.spends)])
@@ -101,8 +104,8 @@ def _row(money: accounts.Account, name: str | None, each: int) -> dict[str, Any]
     busy = sum(one.stop - one.start for one in spends if one.state != "stopped")
     if not spends and start is not None and stop is not None:
         busy = max(0, stop - start)
-    parts = {part: _total([one.usd[part] for one in spends] or [None]) for part in accounts.PARTS}
-    estimated = sum((money.cost(one) for one in spends), Decimal(0)) if spends else None
+    parts = {part: accounts.total([one.usd[part] for one in spends] or [None]) for part in accounts.PARTS}
+    estimated = accounts.total([money.cost(one) for one in spends]) if spends else None
     bills = [one for one in money.bills if name is not None and one.allocation == name]
     useful, recomputed = sum(one.useful for one in spends), sum(one.recomputed for one in spends)
     counts = {
@@ -124,9 +127,20 @@ def _row(money: accounts.Account, name: str | None, each: int) -> dict[str, Any]
         "billed_usd": _text(sum((one.usd for one in bills), Decimal(0))) if bills else None,
         "difference_usd": _text(_difference(money, bills)),
         "useful_usd": _text(parts["gpu_useful"]),
-        "wasted_usd": _text(_total([parts[part] for part in WASTED])),
+        "wasted_usd": _text(accounts.total([parts[part] for part in WASTED])),
         **(counts if spends else dict.fromkeys(counts)),
         "usd_per_billion_positions": _per_billion(estimated, useful * each),
+    }
+
+
+def _unmetered(money: accounts.Account, gap: accounts.Spend) -> dict[str, Any]:
+    """GPU time of an allocation that nobody metered, and what it is counted at."""
+    return {
+        "allocation": gap.allocation,
+        "start": _stamp(gap.start),
+        "stop": _stamp(gap.stop),
+        "hours": text((Decimal(gap.stop - gap.start) / accounts.HOUR).quantize(Decimal("0.0001"))),
+        "usd": _text(money.cost(gap, "gpu")),
     }
 
 
@@ -147,13 +161,7 @@ def _bill(money: accounts.Account, bill: accounts.Bill) -> dict[str, Any]:
 def _difference(money: accounts.Account, bills: Sequence[accounts.Bill]) -> Decimal | None:
     """Bills less the estimates of the same; None without a bill, or where one has no estimate."""
     differences = [None if (estimate := money.estimate_of(bill)) is None else bill.usd - estimate for bill in bills]
-    return _total(differences) if bills else None
-
-
-def _total(values: Sequence[Decimal | None]) -> Decimal | None:
-    """The sum; None when one of them is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known, Decimal(0)) if len(known) == len(values) else None
+    return accounts.total(differences) if bills else None
 
 
 def _per_billion(usd: Decimal | None, positions: int) -> str | None:
@@ -194,7 +202,7 @@ def _whole(facts: Mapping[str, Any]) -> list[Any]:
 
     def total(column: str) -> str | None:
         values = [None if row[column] is None else Decimal(row[column]) for row in rows]
-        return _text(_total(values)) if rows else None
+        return _text(accounts.total(values)) if rows else None
 
     differences = [one["difference_usd"] for one in facts["bills"]]
     own = {
@@ -202,7 +210,7 @@ def _whole(facts: Mapping[str, Any]) -> list[Any]:
         "stop": facts["metered_until"],
         "estimated_usd": facts["spent_estimated"],
         "billed_usd": facts["spent_billed"],
-        "difference_usd": _text(_total([None if one is None else Decimal(one) for one in differences]))
+        "difference_usd": _text(accounts.total([None if one is None else Decimal(one) for one in differences]))
         if differences
         else None,
     }
@@ -258,10 +266,24 @@ def as_markdown(facts: Mapping[str, Any]) -> str:
     lines += ["", "## Method", "", METHOD, ""]
     if missing:
         lines += [f"Not measured in some interval, and not in the sums: {', '.join(missing)}.", ""]
-    if facts["unpriced_seconds"]:
-        lines += [f"For {facts['unpriced_seconds']:,} s of GPU time no price was known; the sums count them at the "
-                  "highest price that was metered.", ""]  # fmt: skip
+    lines += [line for sentence in gaps(facts) for line in (_word(sentence), "")]
     return "\n".join(lines)
+
+
+def gaps(facts: Mapping[str, Any]) -> list[str]:
+    """What was not metered, or not priced, and how the sums take it, in sentences."""
+    found = []
+    if facts["unpriced_seconds"]:
+        counted = "nobody knows what was spent" if facts["spent"] is None else "counted at the highest price known"
+        found.append(f"For {facts['unpriced_seconds']:,} s of GPU time no price was known: {counted}.")
+    for one in facts["unmetered"]:
+        counted = (
+            "its price is not known" if one["usd"] is None else f"counted as {dollars(one['usd'])} in what is spent"
+        )
+        found.append(f"Nobody metered {one['hours']} GPU machine-hours of allocation {one['allocation']}: {counted}.")
+    if facts["nobody_meters"] is not None:
+        found.append(f"Nobody has metered allocation {facts['nobody_meters']} yet, which has not ended.")
+    return found
 
 
 LABELS = {

@@ -6,7 +6,7 @@ measured stays null and is named. All arithmetic is decimal; it writes nothing a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -56,9 +56,10 @@ class Bill:
 
 @dataclass(frozen=True)
 class Spend:
-    """One metered interval [start, stop) of an allocation, in US dollars by part; None: not measured.
+    """One interval [start, stop) of an allocation, in US dollars by part; None: not measured.
 
-    `useful` and `recomputed` count updates. `usd_per_hour` None: no price was known, so that the GPU parts are None.
+    `useful` and `recomputed` count updates. `usd_per_hour` None: no price was known, so that the GPU parts are None;
+    `seq` -1: nobody metered it, see `Account.unmetered`.
     """
 
     seq: int
@@ -98,7 +99,6 @@ class Account:
     metrics_bytes: int = 0  # of the metrics file, taken up by the meter
     first_reached: int | None = None  # the updates that were done before metering began
     highest: Decimal | None = None  # the highest price an hour: what GPU time without any price is counted at
-    unpriced: int = 0  # microseconds of GPU time for which no price was known then
 
     @property
     def purpose(self) -> str | None:
@@ -111,47 +111,102 @@ class Account:
         return sum((one.usd for one in self.funds), Decimal(0)) if self.funds else None
 
     @property
-    def estimated(self) -> Decimal | None:
-        """What was metered, by all parts that were measured; None when nothing was metered."""
-        if not self.spends:
+    def unmetered(self) -> list[Spend]:
+        """GPU time of stated allocations that no interval covers, at the price that was stated or read for each.
+
+        An allocation that is not said to have ended lasted, as far as is known, until another began, or until the
+        newest time that was metered.
+        """
+        met: dict[str | None, list[Spend]] = {}
+        for one in self.spends:
+            met.setdefault(one.allocation, []).append(one)
+        found = []
+        known = max(self.until.values(), default=None)
+        for name, said in self.allocations.items():
+            if "began" not in said:
+                continue
+            later = [one["began"] for one in self.allocations.values() if one.get("began", 0) > said["began"]]
+            end = said.get("ended", min(later, default=known))
+            stated = [one for one in (_price(said), self.prices.get(name)) if one is not None]
+            for start, stop in _gaps(said["began"], end or said["began"], [*met.get(name, ()), *met.get(None, ())]):
+                none = dict[str, Decimal | None].fromkeys(PARTS)
+                found.append(Spend(-1, name, "running", start, stop, none, max(stated, default=None), 0, 0))
+        return found
+
+    @property
+    def nobody_meters(self) -> str | None:
+        """The newest allocation when it has not ended and nothing of it was metered: what it costs is not known."""
+        began = [(one["began"], name) for name, one in self.allocations.items() if "began" in one]
+        if not began:
             return None
-        return sum((self.cost(one) for one in self.spends), Decimal(0))
+        start, name = max(began)
+        met = any(one.allocation in (name, None) and one.stop > start for one in self.spends)
+        return None if met or "ended" in self.allocations[name] else name
+
+    @property
+    def unpriced(self) -> int:
+        """Microseconds of GPU time for which no price was known and that no bill covers."""
+        return sum(
+            one.stop - one.start - self._billed(one, "gpu")
+            for one in (*self.spends, *self.unmetered)
+            if one.usd["gpu_useful"] is None and one.usd_per_hour is None
+        )
+
+    @property
+    def priced(self) -> bool:
+        """Whether every second of GPU time has a price or a bill."""
+        return self.highest is not None or not self.unpriced
+
+    @property
+    def estimated(self) -> Decimal | None:
+        """What was metered, by all parts that were measured; None when nothing was, or GPU time at no known price."""
+        return total([self.cost(one) for one in self.spends]) if self.spends else None
 
     @property
     def billed(self) -> Decimal | None:
         """The sum of the bills; None when none was entered."""
         return sum((one.usd for one in self.bills), Decimal(0)) if self.bills else None
 
-    def cost(self, spend: Spend, group: str | None = None, microseconds: int | None = None) -> Decimal:
+    def cost(self, spend: Spend, group: str | None = None, microseconds: int | None = None) -> Decimal | None:
         """What an interval is estimated to have cost, of one group or of all, or so much of it.
 
-        GPU time without a price is counted at `highest`; what else was not measured is nothing, and is named by
-        `not_measured`.
+        GPU time without a price is counted at `highest`, and is None while there is none; what else was not measured
+        is nothing, and is named by `not_measured`.
         """
         length = spend.stop - spend.start if microseconds is None else microseconds
         parts = PARTS if group is None else GROUPS[group]
         known = sum((spend.share(part, length) for part in parts), Decimal(0))
-        if group in (None, "gpu") and spend.usd["gpu_useful"] is None and self.highest is not None:
-            known += self.highest * length / HOUR
+        if group in (None, "gpu") and spend.usd["gpu_useful"] is None and length:
+            price = self.highest if spend.usd_per_hour is None else spend.usd_per_hour
+            return None if price is None else known + price * length / HOUR
         return known
 
     @property
     def spent(self) -> Decimal | None:
-        """Bills, and the estimate of what no bill covers; None when there is neither."""
-        if not self.spends and not self.bills:
+        """Bills, the estimate of what no bill covers, and GPU time that nobody metered; None when there is none of it.
+
+        It is at least so much, and more, while `priced` is False or `nobody_meters` the newest allocation.
+        """
+        intervals = [*self.spends, *self.unmetered]
+        if not intervals and not self.bills:
             return None
-        total = self.billed or Decimal(0)
-        for one in self.spends:
+        whole = self.billed or Decimal(0)
+        for one in intervals:
             for group in GROUPS:
-                covered = _overlap(one.start, one.stop, [bill for bill in self.bills if _covers(bill, one, group)])
-                total += self.cost(one, group, one.stop - one.start - covered)
-        return total
+                left = one.stop - one.start - self._billed(one, group)
+                whole += self.cost(one, group, left) or Decimal(0)
+        return whole
+
+    def _billed(self, spend: Spend, group: str) -> int:
+        """Microseconds of the interval that a bill covers."""
+        bills = [bill for bill in self.bills if group in bill.covers and bill.allocation in (None, spend.allocation)]
+        return _overlap(spend.start, spend.stop, bills)
 
     @property
     def remaining(self) -> Decimal | None:
-        """Funds, less spent, less the reserve; None while funds, reserve or the price of spent GPU time are unknown."""
+        """Funds, less spent, less the reserve; None while one of them is unknown."""
         reserve = self.reserve_usd
-        if self.received is None or reserve is None or (self.unpriced and self.highest is None):
+        if self.received is None or reserve is None or not self.priced or self.nobody_meters is not None:
             return None
         return self.received - (self.spent or Decimal(0)) - reserve
 
@@ -164,13 +219,16 @@ class Account:
     def pace(self) -> tuple[Decimal, int] | None:
         """US dollars, all causes of spend included, and useful updates, of the newest 24 hours of machine time.
 
-        None when no update was useful in them or they cost nothing.
+        None when no update was useful in them, or they cost nothing or nobody knows what.
         """
         usd, useful, length = Decimal(0), 0, 0
-        for one in reversed(self.spends):
+        for one in sorted([*self.spends, *self.unmetered], key=lambda one: one.stop, reverse=True):
             if length >= PACE:
                 break
-            usd, useful = usd + self.cost(one), useful + one.useful
+            cost = self.cost(one)
+            if cost is None:
+                return None
+            usd, useful = usd + cost, useful + one.useful
             length += one.stop - one.start if one.state != "stopped" else 0
         return (usd, useful) if useful and usd > 0 else None
 
@@ -188,14 +246,16 @@ class Account:
             return "no budget stated"
         if self.reserve_usd is None:
             return "not measured: no reserve is stated"
-        if self.unpriced and self.highest is None:
+        if not self.priced:
             return "not measured: GPU time was spent at a price that nobody knows"
+        if self.nobody_meters is not None:
+            return f"not measured: nobody has metered allocation {self.nobody_meters} yet"
         if step is None or self.pace() is None:
             return "not measured: no useful update was metered yet"
         return None
 
     def estimate_of(self, bill: Bill) -> Decimal | None:
-        """What was metered of what the bill covers; None when nothing was."""
+        """What was metered of what the bill covers; None when nothing was, or GPU time at a price that nobody knows."""
         met = [
             (one, min(one.stop, bill.stop) - max(one.start, bill.start))
             for one in self.spends
@@ -203,7 +263,7 @@ class Account:
         ]
         if not met:
             return None
-        return sum((self.cost(one, group, length) for one, length in met for group in bill.covers), Decimal(0))
+        return total([self.cost(one, group, length) for one, length in met for group in bill.covers])
 
     def not_measured(self) -> list[str]:
         """The parts of the spend that some interval has no figure for."""
@@ -243,6 +303,7 @@ def take(result: Account, receipt: Receipt) -> None:
             known.update(said)
             if said.get("event") in ("began", "ended"):
                 known[said["event"]] = moment(said["time"])
+            _price(known)
         if result.reserve is not None and result.reserve["usd"] is not None:
             decimal(result.reserve["usd"])
     except (KeyError, TypeError, ValueError, InvalidOperation) as fault:
@@ -272,14 +333,31 @@ def _spend(result: Account, receipt: Receipt, said: Mapping[str, Any]) -> None:
         result.highest = max(price, result.highest or price)
     begin = max(start, result.until.get(allocation, start))
     if begin < stop:
-        result.unpriced += stop - begin if usd["gpu_useful"] is None else 0
         cut = {part: None if usd[part] is None else whole.share(part, stop - begin) for part in PARTS}
         result.spends.append(replace(whole, start=begin, usd=cut))
         result.until[allocation] = stop
 
 
-def _covers(bill: Bill, spend: Spend, group: str) -> bool:
-    return group in bill.covers and bill.allocation in (None, spend.allocation)
+def _price(allocation: Mapping[str, Any]) -> Decimal | None:
+    """What a launcher says that a machine costs an hour."""
+    stated = allocation.get("usd_per_machine_hour")
+    return None if stated is None else decimal(stated)
+
+
+def _gaps(start: int, stop: int, spends: Iterable[Spend]) -> list[tuple[int, int]]:
+    """The parts of [start, stop) that no interval covers."""
+    found, at = [], start
+    for begin, end in sorted((one.start, one.stop) for one in spends):
+        if at < min(begin, stop):
+            found.append((at, min(begin, stop)))
+        at = max(at, end)
+    return [*found, (at, stop)] if at < stop else found
+
+
+def total(values: Sequence[Decimal | None]) -> Decimal | None:
+    """Their sum; None when one of them is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known, Decimal(0)) if len(known) == len(values) else None
 
 
 def _overlap(start: int, stop: int, bills: Iterable[Bill]) -> int:
