@@ -1,6 +1,6 @@
-"""`assay guard …`: what a policy about money and machines would have done on a trace of prices.
+"""`assay guard …`: watch a run under a policy about money and machines; what a policy would have done on a trace.
 
-Parses, calls the guard's room and shows. Nothing is decided here.
+Parses, calls the guard's room and shows. Nothing is decided here. `assay guard RUN` is `assay guard watch RUN`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,86 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.options import JsonOption
+from assay.cli.amend import ProposeByDefault
+from assay.cli.options import JsonOption, RunArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-guard_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+class WatchByDefault(ProposeByDefault):
+    """`assay guard RUN …` is `assay guard watch RUN …`."""
+
+    default = "watch"
+
+
+guard_app = typer.Typer(cls=WatchByDefault, no_args_is_help=True, rich_markup_mode=None)
 
 
 @guard_app.callback()
 def _guard() -> None:
     """Watch what a run costs, and stop it safely"""
+
+
+@guard_app.command("watch")
+def watch_command(
+    run: RunArgument,
+    policy: Annotated[Path, typer.Option(metavar="FILE", help="The policy, a YAML file")],
+    chain: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Not on the node: keep a chain here, and tell the run by its inbox"),
+    ] = None,
+    dead_man: Annotated[
+        bool, typer.Option("--dead-man", help="On the node: wait for the guard's silence instead of guarding")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once, do what follows, and end")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Stop a run safely before money runs out
+
+    Runs until it is told to end (SIGTERM, Ctrl-C) or the run's history is over; killed anywhere, it goes on there.
+    """
+    import signal
+    import threading
+
+    from assay.cli import show
+    from assay.errors import InputError
+    from assay.guard import dead_man as switch
+    from assay.guard import journal, providers, watch
+    from assay.guard.policy import load
+    from assay.run.folder import RunFolder, require_run
+
+    rules, folder = load(policy), RunFolder(run)
+    require_run(folder)
+    if dead_man and (chain is not None or once):
+        raise InputError("--dead-man is on the node and waits; it goes with neither --chain nor --once")
+    wake = threading.Event()
+    before = {number: signal.signal(number, lambda *_: wake.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    where = policy.absolute().parent
+    site = watch.Site(
+        folder, rules, where, journal.OnNode(folder) if chain is None else journal.Elsewhere(folder, chain),
+        providers.access(rules, folder, where), watch.Clock(sleep=wake.wait), told_to_stop=wake.is_set,
+        heart=not dead_man, tell=lambda text: show.note(f"guard: {text}"),
+    )  # fmt: skip
+    try:
+        if dead_man:
+            released = switch.watch(site)
+            show.as_json({"released": released}) if json else show.console().print(
+                "the guard fell silent, and the run was held" if released else "the guard gave signs of life"
+            )
+            return
+        with watch.alone(folder):
+            site.tell(f"guarding {run} under {rules.name}, through {site.machine.name}")
+            facts = watch.facts(*watch.Guard(site).watch(once=once))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if json:
+        show.as_json(facts)
+        return
+    decision = facts.pop("decision")
+    rows = [("decision", f"{decision['verb']}: {decision['reason']}"), *facts.items()]
+    show.console().print(show.table("", ("what", "now"), rows))
 
 
 @guard_app.command("simulate")

@@ -177,7 +177,7 @@ def _runpod(source: Runpod, policy: Policy, now: datetime, environ: Mapping[str,
     key = environ.get(source.key_variable, "").strip()
     if not (key.isascii() and key.isprintable()) or " " in key or not key:  # a library's fault would quote the key
         return NoReading(f"{source.key_variable} holds no key; RunPod's API wants one", name, now)
-    answer = _get(source.url.rstrip("/") + path, key, source.timeout_seconds)
+    answer = call(source.url.rstrip("/") + path, key, source.timeout_seconds)
     if isinstance(answer, str):
         return NoReading(answer, name, now)
     sha256 = digest(answer)
@@ -213,12 +213,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _get(url: str, key: str, timeout: float) -> bytes | str:
+def call(url: str, key: str, timeout: float, method: str = "GET") -> bytes | str:
     """The answer's bytes, or in words why there is none. The key travels over https, or to this machine, alone."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return f"the address has the scheme {parts.scheme!r}; https is expected"
-    wanted = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}", "Accept": "application/json"})  # noqa: S310
+    headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+    wanted = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310
     try:
         with urllib.request.build_opener(_NoRedirect).open(wanted, timeout=timeout) as answer:
             raw: bytes = answer.read(LARGEST_ANSWER + 1)

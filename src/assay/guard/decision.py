@@ -181,11 +181,12 @@ def _paying(history: History, policy: Policy, now: datetime) -> Decision:
     valid = [point for point in points if point.usd_per_hour is not None]
     if history.hold is not None:
         return _stop("held", f"the hold of {history.hold.cause} stands", history.hold.cause, (), newest)
-    if valid:
-        usd_per_hour = valid[-1].usd_per_hour
-        assert usd_per_hour is not None
-        bound, next_look = limit(history.purse, policy), ahead(usd_per_hour, policy)
-        if bound is not None and history.purse.spent + next_look > bound:
+    known = valid or [point for point in history.points if point.usd_per_hour is not None]
+    bound = limit(history.purse, policy)
+    if bound is not None:  # before this allocation's first reading the last price that anybody read stands for it
+        usd_per_hour = known[-1].usd_per_hour if known else None
+        next_look = Decimal(0) if usd_per_hour is None else ahead(usd_per_hour, policy)
+        if history.purse.spent + next_look > bound:
             return _stop("budget", f"{history.purse.spent:.2f} dollars are spent and the next look may cost "
                          f"{next_look:.2f}; {bound:.2f} may be spent", "budget", ("overspend",), newest)  # fmt: skip
     silent = _seconds(valid[-1].time if valid else allocation.since, now)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from assay.files.reading import parse_json
 from assay.guard import budget
+from assay.guard.journal import Journal
 from assay.guard.policy import Policy
 from assay.guard.prices import SECONDS_PER_HOUR, NoReading, Reading, stamp, text
 from assay.ledger.ledger import Ledger, Receipt, read
@@ -76,7 +77,7 @@ class Meter:
 
     def charge(
         self,
-        ledger: Ledger,
+        ledger: Ledger | Journal,
         use: Use,
         now: datetime,
         *,

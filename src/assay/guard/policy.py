@@ -213,11 +213,57 @@ class DeadMan(Part):
     stop: bool = False
 
 
+class Argvs(Part):
+    """Programs that list, stop and start the machine, started without a shell in the policy's folder.
+
+    `list` prints one JSON object: `{"state": "running" | "stopped" | "gone", "usd_per_hour": "…" or null}`.
+    """
+
+    list: Words
+    stop: Words
+    start: Words | None = None
+    timeout_seconds: Count = 120
+
+
+class RunpodPod(Part):
+    """A pod; `url` states it (API v2), `action_url` stops and starts it (the documented API v1)."""
+
+    pod: Text
+    url: Text = "https://api.runpod.io"
+    action_url: Text = "https://rest.runpod.io"
+    key_variable: Text = "RUNPOD_API_KEY"
+    timeout_seconds: Count = 30
+
+
+class SkypilotCluster(Part):
+    """An unmanaged cluster, through the `sky` command (or what ASSAY_SKY names)."""
+
+    cluster: Text
+    timeout_seconds: Count = 600
+
+
+class Through(Part):
+    """How the guard reaches the machine: exactly one of its keys; see `guard.providers`."""
+
+    local: bool | None = None  # true: the launcher and the trainer on this machine
+    command: Argvs | None = None
+    runpod: RunpodPod | None = None
+    skypilot: SkypilotCluster | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Through:
+        _exactly_one(self, "machine.through")
+        if self.local is False:
+            raise refuse("machine.through.local", self.local, "true is expected, or another key")
+        return self
+
+
 class Machine(Part):
     """The machine as the provider sells it, and what its upkeep costs. Null: not known, and said so in reports."""
 
     gpus: Count
     provider: Name = "local"
+    through: Through | None = None  # how the guard stops it; null: alarms alone, but for `provider: local`
     disk_gb: Natural | None = None
     disk_usd_per_gb_month_running: Money | None = None
     disk_usd_per_gb_month_stopped: Money | None = None

@@ -37,7 +37,7 @@ KNOWN = frozenset({
     "evaluation",
     "amendment.proposed", "amendment.approved", "amendment.installed", "amendment.adopted", "amendment.refused",
     "recovered", "orphaned", "lease", "straggler", "update.skipped", "allocation", "funds", "price", "spend",
-    "bill", "guard", "alarm", "hold", "released", "interrupted", "failed", "abandoned", "end", "export",
+    "bill", "guard", "alarm", "hold", "inbox", "released", "interrupted", "failed", "abandoned", "end", "export",
     "published",
 })
 # fmt: on

@@ -20,8 +20,8 @@ from assay.train.optimizers import joined_norm
 from assay.train.ranks import LostRanks, Ranks
 from assay.train.reduction import tree
 
-# A rank's word is a place in it; the lowest rank with a cause decides.
-CAUSES = (None, "signal", "preempted", "stop", "guard", "network", "lease")
+# A rank's word is a place in it; the lowest rank with a cause decides. `save` alone is no cause to stop.
+CAUSES = (None, "signal", "preempted", "stop", "guard", "network", "lease", "save")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def agree(
         nll_sum=tree(numbers[:, 0].tolist()),
         z_sum=tree(numbers[:, 1].tolist()),
         grad_norm=joined_norm(by_tensor),
-        cause=causes[0] if causes else None,
+        cause=next((one for one in causes if one != "save"), causes[0] if causes else None),
         batch_digest=joined_digest(np.ascontiguousarray(told[:, own:windows]).tobytes()),
         ready=bool(told[:, 2].all()),
         norms=by_tensor,

@@ -16,7 +16,7 @@ from assay.data.queue import Queue, Slot
 from assay.errors import DataError, Refused
 from assay.train.saving import interrupt, save_full
 from assay.train.trainer import Trainer
-from assay.train.watch import stopped
+from assay.train.watch import SAVE, stopped
 
 
 def next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
@@ -30,7 +30,7 @@ def next_queue(trainer: Trainer, saved_steps: set[int]) -> None:
                 trainer.batches = _batches(trainer, first_slots(queues.load(trainer.batches.queue.path), slots))
             return
         cause = ranks.lead(lambda: trainer.watch.cause(trainer.ledger))
-        if cause is not None:
+        if cause not in (None, SAVE):  # what is done is saved already
             interrupt(trainer, saved_steps, cause)
         time.sleep(1.0)
 
@@ -100,6 +100,6 @@ def enter_slot(trainer: Trainer, update: int) -> int:
 def _meanwhile(trainer: Trainer, slot: Slot) -> None:
     """While a slot is verified: a signal or a hold ends the wait; the loop saves what is done."""
     cause = trainer.watch.cause(trainer.ledger)
-    if cause is not None:
+    if cause is not None and cause != SAVE:
         step = trainer.started.position.step
         raise stopped(cause, f"stopped at step {step} ({cause}), while slot {slot.number} was verified; saved")

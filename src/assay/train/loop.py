@@ -26,6 +26,7 @@ from assay.train.saving import advance, catch_up, due_steps, interrupt, save_ful
 from assay.train.telemetry import compare, due_norms, line_of, look_for_stragglers, values
 from assay.train.trainer import Trainer
 from assay.train.validation import validation_loss
+from assay.train.watch import SAVE
 
 COMPILING = 3  # updates at the start of a segment in which kernels may still be compiled
 
@@ -166,14 +167,14 @@ def train(trainer: Trainer, until: int | None) -> str:
         clock.at("checkpoint")
         if told.ready:
             advance(trainer, saved_steps)  # the save that is in the air
-        background = step < last and cause is None
-        if step in due["full"] or step == last:
+        background = step < last and cause in (None, SAVE)
+        if step in due["full"] or step == last or cause == SAVE:
             save_full(trainer, saved_steps, background)
             if amending.adopt(trainer) | choose_cadence(trainer):  # both, always
                 recipe, (due, last, boundary) = trainer.recipe, _terms(trainer, until)
         if step in due["weights"]:
             save_weights(trainer, saved_steps, background)
-        if cause is not None and step < last:
+        if cause not in (None, SAVE) and step < last:
             interrupt(trainer, saved_steps, cause)
     return "done" if position.step == recipe.schedule.updates else "until"
 

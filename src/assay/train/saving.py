@@ -55,6 +55,7 @@ def save_full(trainer: Trainer, saved_steps: set[int], background: bool = False)
     """
     land(trainer, saved_steps)
     step = trainer.started.position.step
+    trainer.watch.wish = None
     if trainer.metrics:
         with trainer.spent.on("ledger"):
             trainer.metrics.seal(f"step {step}")

@@ -1,7 +1,7 @@
-"""Why a run should stop now: a signal, or a hold in the ledger.
+"""Why a run should stop now, or save and go on: a signal, a hold in the ledger, or the guard's wish for a save.
 
-Looked at between micro-batches and in every other phase, without I/O beyond one `stat`. A signal is
-only noted by its handler; the loop saves and leaves. The dying of the parent arrives as SIGTERM.
+Looked at between micro-batches and in every other phase, without I/O beyond one `stat` and one look into the inbox.
+A signal is only noted by its handler; the loop saves and leaves. The dying of the parent arrives as SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import sys
 from types import FrameType
 
 from assay.errors import Interrupted, Refused
-from assay.ledger.ledger import Ledger
+from assay.ledger.ledger import Ledger, Receipt
+from assay.run import inbox
+from assay.run.folder import RunFolder
 
 _PR_SET_PDEATHSIG = 1
+SAVE = "save"  # the guard wants a full checkpoint now; training goes on
 
 
 def stopped(cause: str, message: str) -> Interrupted | Refused:
@@ -26,12 +29,16 @@ def stopped(cause: str, message: str) -> Interrupted | Refused:
 
 
 class Watch:
-    """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop`, `guard` or `lease`."""
+    """`cause()` is None, or why the run should save and stop: `signal`, `preempted`, `stop`, `guard` or `lease`.
+
+    `SAVE` is the guard's wish: save at this step, and go on; it stands until the next full checkpoint clears `wish`.
+    """
 
     def __init__(self, parent: int | None = None) -> None:
         """Take over SIGTERM and SIGINT of this process; `parent` is who started it, if that one is still known."""
         self._signal: int | None = None
         self._hold: str | None = None
+        self.wish: str | None = None
         self._parent = os.getppid() if parent is None else parent
         signal.signal(signal.SIGTERM, self._note)
         signal.signal(signal.SIGINT, self._note)
@@ -61,7 +68,16 @@ class Watch:
         """Why to stop, or None. `ledger` is rank 0's own; others' receipts are read when it grew by them."""
         if self._signal is not None:
             return "signal"
-        for receipt in ledger.others() if ledger else ():
+        for receipt in _new(ledger) if ledger else ():
             if receipt.kind in ("hold", "released"):
                 self._hold = str(receipt.body["cause"]) if receipt.kind == "hold" else None
-        return self._hold
+            elif receipt.kind == "guard" and (receipt.body.get("action"), receipt.body.get("state")) == (SAVE, "asked"):
+                self.wish = SAVE
+        return self._hold or self.wish
+
+
+def _new(ledger: Ledger) -> list[Receipt]:
+    """Receipts of other processes, and what other machines left in the inbox, which is taken up here."""
+    run = RunFolder(ledger.path.parent)
+    said = inbox.take_up(run, ledger) if inbox.waiting(run) else []
+    return ledger.others() + said
