@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from assay.errors import InputError
 from assay.plan.cadence import BETWEEN_SECONDS, choose, every, follows, goodput, young
 from assay.plan.figures import Saves, plan
-from assay.plan.trace import Change, Stretch, Trace, between, read_trace, replay, stated, stretches
+from assay.plan.trace import Change, Stretch, Trace, between, expected, replay, stated, stretches
 from assay.recipe.load import from_resolved, load, resolved
 from assay.recipe.schema import Recipe
 
@@ -137,13 +137,15 @@ def test_a_walk_takes_the_cheapest_zone_stays_and_moves_when_it_must() -> None:
         (HEAD + "2025-10-04T00:10:00Z,,,\n", "has no change"),
         (HEAD + "2025-10-04T00:10:00Z,z,1,2\n2025-10-04T00:00:00Z,,,\n", "line 3: .* lies before"),
         (HEAD + "2025-10-04T00:10:00Z,z,1,2\n2025-10-04T00:20:00Z,,,\n2025-10-04T00:30:00Z,z,1,2\n", "line 4 comes"),
+        (HEAD + "2025-10-04T00:10:00Z,z,1," + "2" * (1 << 18), "is no table of comma-separated values: field larger"),
+        (HEAD + "2025-10-04T00:10:00Z,z,0,2\n2025-10-04T00:20:00Z,,,\n", "no machine was ever available"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(text)
     with pytest.raises(InputError, match=message):
-        read_trace(path)
+        expected(path)
 
 
 def test_interruptions_are_taken_as_given_from_a_trace_or_presumed_and_the_plan_says_which(tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ class Replay:
 
 def read_trace(path: Path) -> Trace:
     """The trace at `path`; InputError names the line that is none."""
-    rows = list(csv.reader(read_text(path, "a trace of availability").splitlines()))
+    try:
+        rows = list(csv.reader(read_text(path, "a trace of availability").splitlines()))
+    except csv.Error as fault:
+        raise InputError(f"{path} is no table of comma-separated values: {fault}") from None
     if rows[0] != COLUMNS:
         raise InputError(f"{path}: the first line is {','.join(rows[0])!r:.80}; {','.join(COLUMNS)} is expected")
     changes: list[Change] = []
@@ -148,6 +151,9 @@ def between(found: Sequence[Stretch]) -> Decimal:
 def expected(path: Path) -> tuple[Decimal, str]:
     """Mean seconds between interruptions of a run that moves between the zones of the trace at `path`, with source."""
     walk = stretches(read_trace(path))
+    if not walk:
+        raise InputError(f"{path}: no machine was ever available in it, so that it says nothing of interruptions; take "
+                         "a trace in which some were")  # fmt: skip
     losses = sum(one.interrupted for one in walk)
     return rounded(between(walk)), f"trace: {losses:,} interruptions of {len(walk):,} machines held one after another"
 
