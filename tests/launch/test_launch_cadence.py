@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from launch_runs import UPDATES, Runs, receipts, told
 from small import drive
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from assay.errors import InputError
 from assay.ledger.ledger import read
 from assay.plan.cadence import checkpoint_steps, follows
 from assay.recipe import load as recipes
@@ -44,6 +46,25 @@ def test_what_was_saved_follows_from_the_receipts_of_the_choices(runs: Runs, fre
     assert [one.body["by"] for one in choices][:2] == ["schedule", "young"], "measured after the first save"
     assert {one.body["segment"] for one in choices} == {1, 2}, "each segment begins with one"
     assert status(RunFolder(run))["checkpoint_every"] == every
+
+
+def test_a_trace_is_read_once_before_the_segment_is_opened(runs: Runs, fresh: Fresh) -> None:
+    """What becomes of the file afterwards ends no training; a missing one opens no segment."""
+    wanted = {"every": "auto", "auto": {"trace": "trace.csv", "most": 3}, "keep": "all", "slot_ends": False}
+    path, run, trace = runs.small("trace", checkpoint=wanted), fresh(""), runs.path / "trace.csv"
+    assert drive(path, run, until="4") == InputError.code
+    assert receipts(run, "start") == []
+    words = "time,zone,available,usd_per_hour\n2025-10-04T00:00:00Z,z,1,2\n2025-10-04T02:00:00Z,,,\n"
+
+    trace.write_text(words)
+    hook = register_optimizer_step_pre_hook(lambda *_: trace.unlink(missing_ok=True))
+    try:
+        assert drive(path, run, until="4") == 0
+    finally:
+        hook.remove()
+    assert not trace.exists()
+    [first, *_] = receipts(run, "cadence")
+    assert (first.body["between_seconds"], first.body["between_from"][:5]) == ("7200.000000", "trace")
 
 
 def test_a_choice_that_its_figures_do_not_give_fails_verification(runs: Runs, fresh: Fresh) -> None:

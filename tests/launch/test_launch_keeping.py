@@ -20,6 +20,8 @@ from small import GLOBAL_BATCH, Project, drive, shard
 from assay.data import queue as queues
 from assay.data.shard import open_shard
 from assay.files.lock import take
+from assay.files.retry import Policy
+from assay.mirror.place import place
 from assay.release.verify import verify
 from assay.run import metrics
 
@@ -84,6 +86,7 @@ class Launched:
 def test_kills_and_a_lost_machine_change_no_bit(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", slots=((UPDATES, 40),))
     (tmp_path / "mirror").mkdir()
+    place(str(tmp_path / "mirror"), Policy()).prove("readback")  # as pre-flight does: the empty folder is meant
     saves = {"every": 15, "keep": "all"}
     plain = {"schedule__updates": UPDATES, "evaluate": {"every": None}, "log": {"every": 5}}
     whole = tmp_path / "whole"

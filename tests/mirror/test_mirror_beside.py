@@ -15,11 +15,11 @@ from small import Project, drive
 
 from assay.launch.preflight import Check, preflight, refusals
 from assay.ledger.ledger import now
-from assay.mirror.copying import Report, claim
+from assay.mirror.copying import Report, claim, verified_by
 from assay.mirror.place import place
 from assay.recipe import load as recipes
 from assay.run.folder import RunFolder
-from assay.run.history import AWAITED, SAFE, Saved
+from assay.run.history import AWAITED, SAFE, Saved, history
 from assay.run.status import late_copies, status
 
 
@@ -72,6 +72,17 @@ def test_retention_waits_for_the_copy(tmp_path: Path, copy: Callable[..., Report
     copy(run, str(copies))
     assert drive(recipe, run.path, resume=True, until="18") == 0
     assert standing() == ["step-000015", "step-000018"]
+
+
+def test_copies_are_proved_as_the_newest_segment_s_recipe_says(run: RunFolder) -> None:
+    """By that one retention goes; the recipe may say otherwise than when the run was made."""
+    assert verified_by(run) == "readback"
+    [*_, last] = history(run.ledger).segments
+    for mirror, how in (({"url": "x", "verify": "stored"}, "stored"), (None, "readback")):
+        said = {"resolved": {"checkpoint": {"mirror": mirror}}, "segment": last.number + 1, "mode": "resume"}
+        body = last.body | said
+        run.open_ledger().append("recovery", body)
+        assert verified_by(run) == how
 
 
 def test_status_warns_of_copies_that_do_not_come() -> None:

@@ -120,6 +120,27 @@ def test_records_that_contradict_each_other_are_refused(folder: str, bring: Brin
     assert bring(address=folder).step == 12
 
 
+def test_trace_and_control_come_with_the_project(
+    run: RunFolder, folder: str, copy: Copy, bring: Bring, tmp_path: Path
+) -> None:
+    """What a start elsewhere reads is there."""
+    project, files = run.path.parent, ("control.json", "model.safetensors", "windows.bin", "SHA256SUMS")
+    (project / "known").mkdir()
+    for name in ("traces.csv", *(f"known/{one}" for one in files)):
+        (project / name).write_text(f"the bytes of {name}")
+    (project / "known/notes").write_text("nobody needs them")
+    recipe = json.loads(run.recipe_json.read_text())
+    recipe["checkpoint"] |= {"every": "auto", "auto": {"trace": "traces.csv"}}
+    recipe["control"] |= {"path": "known", "required": True}
+    run.recipe_json.write_text(json.dumps(recipe))
+    copy(address=folder)
+    bring(address=folder)
+    home = tmp_path / "back/project"
+    there = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
+    assert there == sorted(["data/queue.jsonl", "recipe.yaml", "traces.csv", *(f"known/{one}" for one in files)])
+    assert (home / "known/model.safetensors").read_text() == "the bytes of known/model.safetensors"
+
+
 def test_an_interrupted_fetch_goes_on(store: Proxy, copy: Copy, bring: Bring) -> None:
     copy()
     store.faults = [Fault("GET", "drop", ALWAYS, skip=18)]

@@ -29,7 +29,7 @@ from assay.mirror.place import place
 from assay.recipe import load as recipes
 from assay.release.verify import verify
 from assay.run.consumption import consumption
-from assay.run.folder import RunFolder
+from assay.run.folder import RunFolder, create
 from assay.run.history import history
 from assay.run.owner import is_owned, release
 from assay.run.status import status
@@ -260,6 +260,68 @@ def test_a_fresh_node_goes_on_with_what_the_mirror_has(
     with pytest.raises(Refused, match="lease 2"):
         copy()
     assert take_over(loaded, node) == 3
+
+
+def test_a_mirror_whose_disk_is_not_mounted_begins_nothing_new(
+    run: RunFolder, trained: Path, copies: str, copy: Callable[..., Any], clock: Clock, tmp_path: Path
+) -> None:
+    """Its mount point is an empty folder: not for a run that has copies there, nor on a node that has nothing."""
+    own(run, copies, clock.policy())
+    copy(run, copies)
+    disk, point = Path(copies).rename(tmp_path / "disk"), Path(copies)
+    point.mkdir()
+    recipe, node = fresh(trained, copies, tmp_path)
+    loaded = recipes.load(recipe)
+    with pytest.raises(Refused, match=r"is empty and on a disk of this machine's own.* mount it; or.*--start new"):
+        arrive(loaded, recipe.parent, node, True, quiet)
+    assert arrive(loaded, recipe.parent, node, False, quiet) is None, "somebody says that it is a new one"
+    with pytest.raises(Interrupted, match=r"holds no mirror, but .* has its copies there") as waits:
+        arrive(loaded, recipe.parent, run, True, quiet)
+    assert waits.value.cause == "network"
+    before = run.ledger.read_bytes()
+    for act in (
+        lambda: arrive(loaded, recipe.parent, run, False, quiet),
+        lambda: own(run, copies, clock.policy()),
+        lambda: copy(run, copies),
+    ):
+        with pytest.raises(Refused, match="is its disk mounted"):
+            act()
+    assert run.ledger.read_bytes() == before
+    assert [path.name for path in point.iterdir()] == ["create-only"], "and no second mirror is claimed"
+    back = RunFolder(tmp_path / "back")
+    fetch(str(disk), back.path, policy=clock.policy(), project=run.path.parent)
+    disk.rename(tmp_path / "gone")
+    disk.mkdir()
+    with pytest.raises(Refused, match="is its disk mounted"):
+        own(back, str(disk), clock.policy())
+    (tmp_path / "other").mkdir()
+    assert own(run, str(tmp_path / "other"), clock.policy()) == 1, "another address is a new mirror"
+
+
+def test_only_copies_of_the_mirror_that_the_recipe_names_make_a_checkpoint_safe(
+    copies: str, clock: Clock, tmp_path: Path
+) -> None:
+    project = Project(tmp_path / "own")
+    (tmp_path / "second").mkdir()
+
+    def recipe(url: str) -> Path:
+        return project.recipe(checkpoint={"every": 2, "keep": "all", "mirror": {"url": url}}, evaluate={"every": None})
+
+    def train(url: str, until: str) -> None:
+        own(run, url, clock.policy())
+        assert drive(recipe(url), run.path, resume=until != "2", until=until) == 0
+
+    run = RunFolder(project.path / "run")
+    create(run.path, recipe(copies), recipes.load(recipe(copies)))
+    train(copies, "2")
+    mirror(run, copies, once=True, policy=clock.policy())
+    assert status(run)["mirrored"] == 2
+    assert copies not in run.ledger.read_text(), "no path of this machine in the ledger"
+    train(str(tmp_path / "second"), "4")
+    assert [one.copy for one in history(run.ledger).standing] == ["awaited", "awaited"]
+    assert status(run)["mirrored"] is None
+    mirror(run, str(tmp_path / "second"), once=True, policy=clock.policy())
+    assert [one.copy for one in history(run.ledger).standing] == ["safe", "safe"]
 
 
 def test_auto_through_the_command(

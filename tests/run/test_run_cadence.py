@@ -70,7 +70,7 @@ def test_interruptions_are_ends_that_nobody_wished_for(tmp_path: Path, recipe: R
     assert seen.interruptions == 3, "preempted, a machine fault, and one that said nothing"
     assert seen.seconds == 60 * (10 + 2 + 1 + 2 + 1 + 6)
     assert seen.update[0] == 3
-    mean, words = between(recipe, tmp_path, seen, 60.0)
+    mean, words = between(None, seen, 60.0)
     assert mean == (BETWEEN_SECONDS + 60 * 23) / 4
     assert "observed: 3" in words
 
@@ -123,6 +123,21 @@ def test_work_that_was_lost_is_counted_with_its_seconds_and_at_the_newest_price(
 def test_a_price_that_is_none_is_not_measured(stated: object) -> None:
     assert price(told((1, "price", {"usd_per_hour": stated}))) is None
     assert price(told((1, "price", {}))) is None
+
+
+def test_without_a_reading_lost_work_costs_what_was_metered_with_or_what_the_machine_was_said_to_cost() -> None:
+    def here(*receipts: tuple[str, dict[str, Any]]) -> str | None:
+        found = price(told(*((number, kind, body) for number, (kind, body) in enumerate(receipts, 1))))
+        return None if found is None else str(found)
+
+    stated = ("allocation", {"event": "began", "usd_per_machine_hour": "7"})
+    silent = ("allocation", {"event": "began", "usd_per_machine_hour": None})
+    metered, unpriced = ("spend", {"usd_per_hour": "8"}), ("spend", {"usd_per_hour": None})
+    assert here(silent, unpriced) is None
+    assert here(stated, silent) == "7"
+    assert here(metered, unpriced, stated) == "8"
+    assert here(("price", {"usd_per_hour": "9"}), metered, stated) == "9"
+    assert here(("price", {"usd_per_hour": None}), metered, stated) == "8", "a look that found no price"
 
 
 def test_status_tells_what_was_done_again(project: Project) -> None:

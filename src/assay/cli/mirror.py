@@ -44,12 +44,12 @@ def mirror_command(
     from assay.cli.show import as_json, console
     from assay.errors import InputError
     from assay.files.retry import Policy
-    from assay.mirror.copying import mirror
-    from assay.run.folder import RunFolder
+    from assay.mirror.copying import mirror, verified_by
+    from assay.run.folder import RunFolder, require_run
 
     folder = RunFolder(run)
-    stated = folder.recipe().checkpoint.mirror
-    how = verify or (stated.verify if stated else "readback")
+    require_run(folder)
+    how = verify or verified_by(folder)
     if how not in ("readback", "stored"):
         raise InputError(f"--verify is {how!r}; readback or stored is expected")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: saved, exit code 75

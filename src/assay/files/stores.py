@@ -90,6 +90,11 @@ def split(address: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", prefix.strip("/")
 
 
+def folder_of(address: str) -> Path | None:
+    """The folder that an address means, whatever letters its name has; None for an object store."""
+    return Path(address.removeprefix(_FOLDER)) if "://" not in address or address.startswith(_FOLDER) else None
+
+
 def objects(store: Store, prefix: str) -> list[Object]:
     """All objects below `prefix`, or the one that is called so, in the order of their keys' UTF-8 bytes.
 

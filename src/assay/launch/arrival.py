@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from assay.errors import Interrupted
+from assay.errors import Interrupted, Refused
 from assay.files.retry import Policy
-from assay.mirror import copying, records
+from assay.files.stores import folder_of
+from assay.launch.machine import nearest
+from assay.mirror import copying, leases, records
 from assay.mirror.fetching import Fetched, fetch
-from assay.mirror.place import Place, folder_of, place
+from assay.mirror.place import Place, place
 from assay.mirror.transfer import Tell
 from assay.recipe.schema import Recipe
 from assay.run.duties import DUE, MIRROR, duties
@@ -38,6 +40,7 @@ def arrive(
     where = _reached(wanted.url, auto, policy or Policy(ASK_SECONDS))
     held = where.read(records.PLACE_FILE)
     if held is None:
+        _refuse_unmounted(where, run, auto)
         return None  # nobody's yet: a run may begin
     theirs, identity = records.parse_place(held, f"{where.url}/{records.PLACE_FILE}")
     if not run.exists():
@@ -68,6 +71,27 @@ def catch_up(run: RunFolder) -> None:
     if done.returncode:
         print(f"what was due is not done (exit {done.returncode}); training goes on: assay duties {run.path} --do",
               file=sys.stderr)  # fmt: skip
+
+
+def _refuse_unmounted(where: Place, run: RunFolder, auto: bool) -> None:
+    """A place without a mirror is none to begin in where the run has its copies there, or where nobody can tell.
+
+    An empty folder on the disk of the run, or of the system, looks as the mount point of a missing disk does; copies
+    there would not outlive this machine either. Whoever means it says so by `--start new`.
+    """
+    if run.exists():
+        why = leases.emptied(where, run)
+        if why is not None:
+            raise Interrupted(why, "network") if auto else Refused(why)
+        return
+    folder = folder_of(where.url)
+    if folder is None or any(folder.iterdir()):
+        return
+    if folder.stat().st_dev in (nearest(run).stat().st_dev, Path("/").stat().st_dev):
+        raise Refused(
+            f"{where.url} is empty and on a disk of this machine's own, as the mount point of a disk that is not "
+            "mounted is: mount it; or, should the mirror be new, run assay preflight or begin with --start new"
+        )
 
 
 def _reached(url: str, auto: bool, policy: Policy) -> Place:

@@ -27,6 +27,7 @@ from assay.launch.checks import NOT_APPLICABLE, NOT_PINNED, PASSED, REFUSED, Che
 from assay.mirror import leases, records
 from assay.mirror.place import place
 from assay.plan.figures import rank_refusal
+from assay.plan.trace import stated
 from assay.recipe.schema import Recipe
 from assay.run import control as controls
 from assay.run.folder import RunFolder, require_run
@@ -97,6 +98,7 @@ def preflight(
         check("slots", lambda: _slots(recipe, folder, run, seen))
     if sound:
         check("start", lambda: starting.start(recipe, folder, run, seen.told, from_step))
+    check("cadence", lambda: _cadence(recipe, folder))
     check("control", lambda: _control(recipe, folder, seen))
     for name, act in _pins(recipe, folder, seen).items():
         check(f"pin {name}", act)
@@ -274,6 +276,16 @@ def _slots(recipe: Recipe, folder: Path, run: RunFolder, seen: _Seen) -> Check:
     )
 
 
+def _cadence(recipe: Recipe, folder: Path) -> str:
+    """The trace that `checkpoint.every: auto` chooses from can be read."""
+    given = stated(recipe, folder)
+    if isinstance(recipe.checkpoint.every, int):
+        return f"a full checkpoint every {recipe.checkpoint.every:,} updates, as stated"
+    if given is None:
+        return "chosen by the run's own interruptions"
+    return f"chosen for {float(given[0]) / 3600:,.3g} h between interruptions ({given[1]})"
+
+
 def _control(recipe: Recipe, folder: Path, seen: _Seen) -> str | Check:
     """The demanded control is whole; the ranks compute it, where they have not passed it, before the run is loaded."""
     place = controls.place(recipe, folder)
@@ -366,4 +378,6 @@ def _mirror(recipe: Recipe, run: RunFolder) -> str | Check:
         if stands.lost:
             raise Refused(leases.lost_words(where, run, stands))
         leases.agree(where, run, leases.known_states(where, stands.lease), stands.own)
+    elif run.exists() and (why := leases.emptied(where, run)) is not None:
+        raise Refused(why)
     return f"{where.url} honours create-only puts; run beside training: assay mirror {run.path} {where.url}"

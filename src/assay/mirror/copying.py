@@ -11,25 +11,23 @@ import contextlib
 import io
 import os
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from assay.checkpoint.manifest import MANIFEST, read_manifest
 from assay.checkpoint.retention import surplus
-from assay.data import approval
 from assay.data import queue as queues
 from assay.errors import AssayError, DataError, Interrupted, Refused
 from assay.files.digest import digest_small
 from assay.files.lock import take
-from assay.files.publish import MARK
 from assay.files.retry import KEPT, Policy
 from assay.ledger import chain
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Ledger, first_previous, now, read
 from assay.mirror import leases, orphans, records
 from assay.mirror.leases import Standing, known_states
+from assay.mirror.luggage import LOCK_FILE, travelling
 from assay.mirror.place import READBACK, Place, place
 from assay.mirror.records import COMMIT, PIECE_BYTES, STATE, FileCopy, Record
 from assay.mirror.transfer import Pace, Sender, Tell, whole_lines
@@ -37,26 +35,12 @@ from assay.plan.cadence import checkpoint_steps
 from assay.run.amendments import effective
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import SAFE, History, Saved, history
-from assay.run.inputs import queue_path, tokenizer_file
+from assay.run.inputs import queue_path
 from assay.run.owner import is_owned
 
 LOOK_SECONDS = 2.0  # how often the ledger's size is looked at
 LEASE_SECONDS = 30.0  # how often another machine's lease is looked for while there is nothing to copy
 LEAVE_SECONDS = 60.0  # that a trainer has to save and leave once the run was lost
-LOCK_FILE = "mirror.lock"
-PROJECT = "project"  # where the recipe's own folder lies in a fetched run
-# What does not travel: secrets and locks of this machine, output of ranks, and what is copied by its own record.
-_NOT_COPIED = (
-    "salt",
-    "owner.lock",
-    "duties.lock",
-    LOCK_FILE,
-    "origin.json",
-    "logs",
-    PROJECT,
-    LEDGER_FILE,
-    "outcome.json",
-)
 
 
 @dataclass(frozen=True)
@@ -101,6 +85,15 @@ def mirror(
             raise Interrupted(f"the copying of {run.path} was stopped; {KEPT}", "signal") from None
 
 
+def verified_by(run: RunFolder) -> str:
+    """How the recipe of the newest segment, which retention goes by, has copies proved; before any, the run's own."""
+    told = history(run.ledger)
+    if told.segments:
+        return str((told.mirror or {}).get("verify", READBACK))
+    stated = run.recipe().checkpoint.mirror
+    return stated.verify if stated else READBACK
+
+
 def own(run: RunFolder, url: str, policy: Policy, verify: str = READBACK) -> int:
     """Take the next lease for a start, and return its number; a mirror without any state gets a first one.
 
@@ -108,7 +101,7 @@ def own(run: RunFolder, url: str, policy: Policy, verify: str = READBACK) -> int
     """
     where = place(url, policy)
     where.prove(verify)
-    identity = claim(where, run.run_id())
+    identity = claim(where, run.run_id(), run)
     stands, known = stand(run, where, identity)
     number = leases.take_lease(where, run, identity, known.last, stands.lease)
     if known.state is None:
@@ -147,7 +140,7 @@ class _Mirror:
         self.run, self.place, self.verify, self.tell = run, where, verify, tell
         where.prove(verify)
         self.ledger: Ledger = run.open_ledger()
-        self.identity = claim(where, self.ledger.run_id)
+        self.identity = claim(where, self.ledger.run_id, run)
         self.sender = Sender(where, verify, piece, Pace(bandwidth, where.policy))
         stands, known = stand(run, where, self.identity, piece)
         self.lease = self.leased(stands, known)
@@ -160,6 +153,7 @@ class _Mirror:
         self.done: list[Saved] = []
         self.removed: list[Saved] = []
         self.notes: list[str] = []
+        self.kept: dict[str, tuple[tuple[int, int, int], FileCopy]] = {}  # large small files, by what they looked like
         self.listed: dict[str, frozenset[str]] = {}  # a commit's name → the large pieces that it needs
         self.may_remove = True
 
@@ -167,12 +161,15 @@ class _Mirror:
         """Copy whatever is due, newest first; then end, or wait for more."""
         told = history(self.run.ledger)
         self.take_up_orphans()
-        self.finish_removal(told)
+        first = True
         while True:
             if self._grew():
                 self.look_for_others()
                 told = history(self.run.ledger)  # read before the state, which so holds every receipt that is acted on
                 self.push_state()
+                if first:
+                    self.finish_removal(told)
+                    first = False
                 continue
             due = self.due(told)
             if due:
@@ -254,10 +251,16 @@ class _Mirror:
         # The ledger is read before what it speaks of: a file may then hold more than was said, never less.
         with self.run.ledger.open("rb") as source:
             files[LEDGER_FILE] = self.sender.file(source, head.size)
-        for name, path in self._small():
+        for name, path in travelling(self.run):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as source:
-                whole = whole_lines(source) if path.suffix == ".jsonl" else os.fstat(source.fileno()).st_size
+                seen = os.fstat(source.fileno())
+                if name in self.kept and self.kept[name][0] == (seen.st_ino, seen.st_size, seen.st_mtime_ns):
+                    files[name] = self.kept[name][1]  # a control's weights may be large, and do not change
+                    continue
+                whole = whole_lines(source) if path.suffix == ".jsonl" else seen.st_size
                 files[name] = self.sender.file(source, whole)
+                if path.suffix == ".safetensors":
+                    self.kept[name] = (seen.st_ino, seen.st_size, seen.st_mtime_ns), files[name]
             self.tell("small files", len(files), None, "files")
         if outcome is not None:
             files["outcome.json"] = self.sender.file(io.BytesIO(outcome), len(outcome))
@@ -276,28 +279,6 @@ class _Mirror:
 
     def _grew(self) -> bool:
         return self.run.ledger.stat().st_size != self.size
-
-    def _small(self) -> Iterator[tuple[str, Path]]:
-        """Every small file of the run, and of its project what a start and a reader need besides the shards."""
-        for path in _below(self.run.path):
-            parts = path.relative_to(self.run.path).parts
-            if parts[0] in _NOT_COPIED or (len(parts) > 2 and parts[0] in ("checkpoints", "weights", "exports")):
-                continue
-            yield "/".join(parts), path
-        recipe = self.run.recipe()
-        queue = queue_path(self.run, recipe)
-        yield f"{PROJECT}/recipe.yaml", self.run.recipe_yaml
-        if not queue.is_file():
-            return
-        at = f"{PROJECT}/{PurePosixPath(recipe.data.queue).as_posix()}"
-        yield at, queue
-        beside = approval.folder(queue).parent
-        for path in _below(beside):
-            yield f"{at}.d/{path.relative_to(beside).as_posix()}", path
-        wanted, home = _tokenizer(queue), self.run.recipe_folder().resolve()
-        tokenizer = tokenizer_file(self.run, recipe, wanted) if wanted else None
-        if tokenizer is not None and tokenizer.resolve().is_relative_to(home):
-            yield f"{PROJECT}/{tokenizer.resolve().relative_to(home).as_posix()}", tokenizer
 
     def checkpoint(self, item: Saved) -> None:
         """Copy one checkpoint and say so; one that is damaged or was removed meanwhile is passed over."""
@@ -381,7 +362,7 @@ class _Mirror:
                 if found is None:
                     continue
                 name, commit = found
-                needed: set[str] = set()
+                needed = {piece for _, copy in self.kept.values() for piece in copy.pieces}
                 for one in told.mirrored:
                     key = str(one.body["commit"])
                     if one.body["mirror"] == self.identity and key not in self.listed:
@@ -432,16 +413,19 @@ class _Mirror:
         return files, total
 
 
-def claim(where: Place, run_id: str | None) -> str:
+def claim(where: Place, run_id: str | None, run: RunFolder | None = None) -> str:
     """The digest that names this mirror; the first to come with a run makes the place that run's for ever.
 
-    Raises Refused when it holds another run, DataError when it holds none and `run_id` is None.
+    Raises Refused when it holds another run, or none although `run` had copies there, DataError when it holds none and
+    `run_id` is None.
     """
     name = f"{where.url}/{records.PLACE_FILE}"
     data = where.read(records.PLACE_FILE)
     if data is None:
         if run_id is None:
             raise DataError(f"{name} is not there; {where.url} holds no mirror of a run: correct the address")
+        if run is not None and (why := leases.emptied(where, run)) is not None:
+            raise Refused(why)
         body = {"format": records.PLACE, "run_id": run_id, "time": now(), "mirror": uuid.uuid4().hex}
         data = where.create(records.PLACE_FILE, records.encode(body))
     theirs, identity = records.parse_place(data, name)
@@ -466,20 +450,3 @@ def _slots(queue: Path) -> list[int] | None:
 
 def _over(told: History) -> bool:
     return told.ended or told.abandoned is not None
-
-
-def _tokenizer(queue: Path) -> str | None:
-    try:
-        return queues.load(queue).tokenizer
-    except AssayError:
-        return None
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Regular files below a folder, links and half-written ones left out, in the order of their names."""
-    for place_, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if MARK not in name)
-        for name in sorted(names):
-            path = Path(place_) / name
-            if MARK not in name and path.is_file() and not path.is_symlink():
-                yield path

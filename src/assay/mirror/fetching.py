@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from assay.files.retry import KEPT, Policy
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Receipt, read
 from assay.mirror import leases, records
-from assay.mirror.copying import PROJECT, claim
+from assay.mirror.copying import claim
 from assay.mirror.leases import known_states, newest_lease
+from assay.mirror.luggage import PROJECT
 from assay.mirror.place import Place, place
 from assay.mirror.records import COMMIT, FileCopy, Record
 from assay.mirror.transfer import Tell, receive
-from assay.run.folder import RunFolder
+from assay.run.folder import RunFolder, address_digest
 from assay.run.history import History, Saved, gather
 from assay.run.inputs import data_roots, queue_path
 
@@ -79,6 +81,34 @@ def fetch(
         raise Interrupted(f"the fetching of {url} was stopped; {KEPT}", "signal") from None
 
 
+def bring_back(run: RunFolder, url: str, item: Saved, *, policy: Policy, tell: Tell) -> None:
+    """One checkpoint that stands on the run's mirror alone, into its folder: whole, every byte compared, or not at all.
+
+    The receipt `checkpoint.fetched` says that it stands again. Raises what `fetch` does.
+    """
+    where = place(url, policy)
+    identity = claim(where, None)
+    theirs, _ = records.parse_place(where.read(records.PLACE_FILE) or b"", f"{where.url}/{records.PLACE_FILE}")
+    if theirs != run.run_id():
+        raise Refused(f"{where.url} holds run {theirs}, not {run.run_id()}; name this run's own mirror")
+    folder, beside = run.path / item.folder, run.path / f"{item.folder.replace('/', '-')}{MARK}fetch"
+    if (folder / MANIFEST).exists():
+        raise Refused(f"{folder} holds another checkpoint by now; the one that receipt {item.seq} names has no place")
+    work = _Fetch(where, RunFolder(beside), run.path, None, tell)
+    commit = work.commit(item)
+    if commit is None:
+        raise DataError(f"{where.url} has no copy of {item.folder} as receipt {item.seq} names it")
+    work.checkpoint(item, commit, list(read(run.ledger)))
+    flush_tree(beside)
+    if folder.exists():
+        shutil.rmtree(folder)  # of a removal that was cut off after its manifest went
+    os.rename(beside / item.folder, folder)
+    flush_folder(folder.parent)
+    shutil.rmtree(beside)
+    work.draft = run
+    run.open_ledger().append("checkpoint.fetched", work.fetched(item, commit, identity))
+
+
 class _Fetch:
     """One call's work in the folder beside `path` that becomes it at the end."""
 
@@ -100,7 +130,8 @@ class _Fetch:
             holder, number = leases.holder_of(self.draft), (lease.number if lease else 0) + 1
             data = leases.lease_bytes(known.state.body["run_id"], number, holder, known.last)
             leases.put_lease(self.place, number, data)
-            taken = leases.lease_body(number, identity, holder, data)
+            address = address_digest(self.draft, self.place.url)
+            taken = leases.lease_body(number, identity, holder, data, address)
             known = known_states(self.place, lease)  # what was written between the two
         number, state = known.number, known.state
         assert state is not None
@@ -122,7 +153,7 @@ class _Fetch:
             )
         chosen = self._chosen(told, step, identity)
         if chosen is not None:
-            self._checkpoint(*chosen, receipts)
+            self.checkpoint(*chosen, receipts)
         self._own_files(state)
         for one in sorted(self.draft.path.rglob("*"), reverse=True):
             if one.is_file() and one not in self.planned:
@@ -180,18 +211,9 @@ class _Fetch:
             key=lambda one: (one.kind == "full", one.manifest_sha256 in line, one.step, one.segment),
             reverse=True,
         ):
-            names = [
-                name
-                for how in ("readback", "stored")
-                for name in records.commit_names(item.kind, item.step, item.segment, item.manifest_sha256, how)
-            ]
-            for name in names:
-                data = self.place.read(name)
-                if data is None:
-                    continue
-                commit = records.parse(data, f"{self.place.url}/{name}", COMMIT)
-                if commit.body["manifest_sha256"] == item.manifest_sha256:
-                    return item, commit
+            commit = self.commit(item)
+            if commit is not None:
+                return item, commit
         copied = sorted({receipt.body["step"] for receipt in told.mirrored if "step" in receipt.body})
         there = ", ".join(map(str, copied)) or "none"
         if step is not None:
@@ -203,7 +225,17 @@ class _Fetch:
             )
         return None
 
-    def _checkpoint(self, item: Saved, commit: Record, receipts: list[Receipt]) -> None:
+    def commit(self, item: Saved) -> Record | None:
+        """The commit of a checkpoint's copy, or None when there is none."""
+        for how in ("readback", "stored"):
+            for name in records.commit_names(item.kind, item.step, item.segment, item.manifest_sha256, how):
+                data = self.place.read(name)
+                found = None if data is None else records.parse(data, f"{self.place.url}/{name}", COMMIT)
+                if found is not None and found.body["manifest_sha256"] == item.manifest_sha256:
+                    return found
+        return None
+
+    def checkpoint(self, item: Saved, commit: Record, receipts: list[Receipt]) -> None:
         """The folder of one checkpoint, by its commit, its manifest and the receipt of its saving, which must agree."""
         seq, sha256 = commit.head
         if seq >= len(receipts) or receipts[seq].digest != sha256:
@@ -219,6 +251,14 @@ class _Fetch:
             copy = commit.files.get(name)
             if copy is None or (copy.bytes, copy.sha256) != (stated["bytes"], stated["sha256"]):
                 raise DataError(f"{item.folder}/{name} on the mirror is not the file that its manifest names")
+
+    def fetched(self, item: Saved, commit: Record, identity: str) -> dict[str, Any]:
+        """The receipt of a checkpoint that was brought."""
+        return {
+            "checkpoint": item.kind, "step": item.step, "segment": item.segment, "folder": item.folder,
+            "manifest_sha256": item.manifest_sha256, "mirror": identity, "commit": commit.sha256,
+            "address": address_digest(self.draft, self.place.url),
+        }  # fmt: skip
 
     def _own_files(self, state: Record) -> None:
         """Salt and origin of this machine."""
@@ -261,10 +301,7 @@ class _Fetch:
         brought = chosen[0].manifest_sha256 if chosen else None
         if chosen is not None:
             item, commit = chosen
-            ledger.append("checkpoint.fetched", {
-                "checkpoint": item.kind, "step": item.step, "segment": item.segment, "folder": item.folder,
-                "manifest_sha256": item.manifest_sha256, "mirror": identity, "commit": commit.sha256,
-            })  # fmt: skip
+            ledger.append("checkpoint.fetched", self.fetched(item, commit, identity))
         for item in told.standing:
             if item.manifest_sha256 != brought:
                 ledger.append("checkpoint.removed", {

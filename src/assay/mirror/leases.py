@@ -16,9 +16,10 @@ from assay.ledger.ledger import Receipt, now, read
 from assay.mirror import records
 from assay.mirror.place import Place
 from assay.mirror.records import LEASE, STATE, Lease, Record
-from assay.run.folder import RunFolder, salted
+from assay.run.folder import RunFolder, address_digest, salted
 from assay.run.history import OPENING
 
+NAMING = ("lease", "checkpoint.fetched")  # receipts that name the address of a mirror
 CAUSE = "lease"  # of the hold that stands where a run was lost to another machine
 
 
@@ -69,6 +70,20 @@ def trained_here(receipts: Iterable[Receipt]) -> bool:
     return trained
 
 
+def emptied(where: Place, run: RunFolder) -> str | None:
+    """Why a place that holds no mirror is none to begin one in: this run has one at that address. None: it has not.
+
+    So a disk that is not mounted is found, whose mount point is an empty folder.
+    """
+    address = address_digest(run, where.url)
+    if not any(one.body.get("address") == address for one in read(run.ledger) if one.kind in NAMING):
+        return None
+    return (
+        f"{where.url} holds no mirror, but {run.path} has its copies there: is its disk mounted? Mount it, then start "
+        "again; or, should the copies be gone for good, take another address"
+    )
+
+
 def newest_lease(where: Place, at_least: int = 0) -> Lease | None:
     """The lease with the highest number; `at_least` is a number that is known to be there."""
     index = where.newest(records.lease_name, at_least - 1)
@@ -113,14 +128,17 @@ def take_lease(where: Place, run: RunFolder, identity: str, last: int, newest: L
     """
     ledger, number, holder = run.open_ledger(), (newest.number if newest else 0) + 1, holder_of(run)
     data = lease_bytes(ledger.run_id, number, holder, last)
-    ledger.append("lease", lease_body(number, identity, holder, data))
+    ledger.append("lease", lease_body(number, identity, holder, data, address_digest(run, where.url)))
     put_lease(where, number, data)
     return number
 
 
-def lease_body(number: int, identity: str, holder: str, data: bytes) -> dict[str, Any]:
-    """The receipt of a lease: it is had where the mirror holds the record with this digest."""
-    return {"lease": number, "mirror": identity, "holder": holder, "record": digest(data)}
+def lease_body(number: int, identity: str, holder: str, data: bytes, address: str) -> dict[str, Any]:
+    """The receipt of a lease: it is had where the mirror holds the record with this digest.
+
+    `address`: the digest of the mirror's address, by which a mirror that was emptied is told from a new one.
+    """
+    return {"lease": number, "mirror": identity, "holder": holder, "record": digest(data), "address": address}
 
 
 def lease_bytes(run_id: str, number: int, holder: str, last: int) -> bytes:

@@ -9,13 +9,12 @@ import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
 from assay.errors import InputError, Refused
 from assay.files.retry import Policy, Transient, persist
-from assay.files.stores import Object, Store, chunks, get, look, opened, put, remove
+from assay.files.stores import Object, Store, chunks, folder_of, get, look, opened, put, remove
 
 T = TypeVar("T")
 RECORD_LIMIT = 64 << 20  # bytes of a record: pieces of some terabytes
@@ -129,11 +128,6 @@ def place(url: str, policy: Policy) -> Place:
     # An answer to a put comes after its whole body: a quarter of the deadline for one piece, not the usual half minute.
     store, prefix = opened(address, policy.deadline, max(1.0, policy.deadline / 4))
     return Place(url.rstrip("/") or url, store, prefix, policy)
-
-
-def folder_of(url: str) -> Path | None:
-    """The folder that an address means, whatever letters its name has; None for an object store."""
-    return Path(url.removeprefix("file://")) if "://" not in url or url.startswith("file://") else None
 
 
 def md5(data: bytes) -> str:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from assay.errors import Interrupted, MachineError, VerificationError
-from assay.plan import cadence, trace
+from assay.plan import cadence
 from assay.plan.cadence import BETWEEN_SECONDS, Choice, choose, presumed_save, rounded
 from assay.recipe.schema import Recipe
 from assay.run import metrics
@@ -62,13 +62,12 @@ def _interrupted(segment: Segment) -> bool:
     return segment.outcome is None  # killed, and nobody was left to say so
 
 
-def between(recipe: Recipe, folder: Path, before: Observed, running: float) -> tuple[Decimal, str]:
-    """Mean seconds between interruptions and where they are from: the recipe, its trace, or the run itself.
+def between(given: tuple[Decimal, str] | None, before: Observed, running: float) -> tuple[Decimal, str]:
+    """Mean seconds between interruptions and where they are from: `given` by recipe or trace, or the run itself.
 
     `running` are the seconds of the present segment. Until a run has seen many interruptions, one a day is presumed and
-    counts like one that was seen. InputError when the trace is none.
+    counts like one that was seen.
     """
-    given = trace.stated(recipe, folder)
     if given is not None:
         return given
     seconds = BETWEEN_SECONDS + Decimal(before.seconds + running)
@@ -91,15 +90,18 @@ def save_seconds(told: History, recipe: Recipe) -> tuple[tuple[Decimal, str], De
 
 def measured(
     recipe: Recipe,
-    folder: Path,
     told: History,
+    given: tuple[Decimal, str] | None,
     update: tuple[Decimal | None, str],
     before: Observed,
     running: float,
 ) -> Choice:
-    """The cadence that the run's own figures give; `update` are the seconds of one update and their source."""
+    """The cadence that the run's own figures give; `update` are the seconds of one update and their source.
+
+    `given`: the mean seconds between interruptions that the recipe or its trace states.
+    """
     save, whole = save_seconds(told, recipe)
-    return choose(recipe, save=save, whole=whole, update=update, between=between(recipe, folder, before, running))
+    return choose(recipe, save=save, whole=whole, update=update, between=between(given, before, running))
 
 
 def in_force(recipe: Recipe, told: History) -> int:

@@ -18,6 +18,7 @@ from assay.errors import InputError, Refused
 from assay.files.digest import digest, digest_file
 from assay.files.publish import publish_file, publish_folder
 from assay.files.reading import read_object
+from assay.files.stores import folder_of
 from assay.ledger.ledger import FILE as LEDGER_FILE
 from assay.ledger.ledger import Ledger, read
 from assay.recipe import load as recipes
@@ -173,6 +174,15 @@ def salted(run: RunFolder, value: str) -> str:
     """A digest of a host's or device's name that cannot be looked up without the run's private salt."""
     salt = run.salt.read_bytes() if run.salt.is_file() else b""
     return digest(salt + b"\n" + value.encode())
+
+
+def address_digest(run: RunFolder, url: str) -> str:
+    """What receipts say in place of a mirror's address, which may be a path of this machine; a folder by where it is.
+
+    The same address has the same digest in this folder, and another one on another machine.
+    """
+    at = folder_of(url)
+    return salted(run, "mirror " + (url.rstrip("/") if at is None else f"file://{at.resolve()}"))
 
 
 def _pretty(value: dict[str, Any]) -> bytes:

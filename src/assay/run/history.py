@@ -129,11 +129,21 @@ class History:
         return str(self.created.body["run_id"])
 
     @property
+    def copies(self) -> list[Receipt]:
+        """Copies that count: of the recipe's mirror as it is now, where receipts say which one that is, else all.
+
+        A mirror at another address, given up or made by hand, keeps no checkpoint of this machine from being needed.
+        """
+        stated = (self.mirror or {}).get("url")
+        here = [one.body["mirror"] for one in self.leases if stated and one.body.get("address") == stated]
+        return [one for one in self.mirrored if not here or one.body["mirror"] == here[-1]]
+
+    @property
     def standing(self) -> list[Saved]:
         """Checkpoints that were saved and not removed, each with what became of its copy."""
         mirror = self.mirror
         enough = ("readback", "stored") if mirror and mirror.get("verify") == "stored" else ("readback",)
-        safe = {one.body["manifest_sha256"] for one in self.mirrored if one.body["verify"] in enough}
+        safe = {one.body["manifest_sha256"] for one in self.copies if one.body["verify"] in enough}
         passed_over = self.passed_over
 
         def copy(item: Saved) -> str | None:

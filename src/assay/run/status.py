@@ -64,7 +64,7 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
     seen = reported(run.metrics)
     full = [item for item in told.line if item.kind == "full"]
     newest = max(full, key=lambda item: (item.step, item.segment), default=None)
-    copied = {one.body["manifest_sha256"] for one in told.mirrored if one.body["verify"] == "readback"}
+    copied = {one.body["manifest_sha256"] for one in told.copies if one.body["verify"] == "readback"}
     copied &= told.up_to(told.tip)  # of the line that goes on
     copies = [item for item in told.saved if item.kind == "full" and item.manifest_sha256 in copied]
     copy = max(copies, key=lambda item: (item.step, item.segment), default=None)

@@ -43,7 +43,7 @@ def _chosen(trainer: Trainer) -> int:
     update: tuple[Decimal | None, str] = pace.before.update
     if done:
         update = rounded((spent - pace.seconds) / done), f"measured: mean of {done}"
-    choice = measured(trainer.recipe, trainer.recipe_folder, told, update, pace.before, now - pace.began)
+    choice = measured(trainer.recipe, told, trainer.given, update, pace.before, now - pace.began)
     if done:
         pace.step, pace.seconds = step, spent
     if trainer.cadence is not None and abs(choice.every - trainer.cadence) <= APART * trainer.cadence:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ class Trainer:
     air: Air = field(default_factory=Air)
     ahead: Ahead | None = None  # the first rank's: what is known of the slots to come
     cadence: int | None = None  # what was chosen for `checkpoint.every: auto`
+    given: tuple[Decimal, str] | None = None  # the first rank's: seconds between interruptions that the recipe states
     pace: Pace | None = None  # the first rank's: what it is chosen from
 
     def patient(self) -> AbstractContextManager[None]:

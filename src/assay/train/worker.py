@@ -15,6 +15,7 @@ import time
 import traceback
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from assay.data.batches import Batches
 from assay.errors import AssayError, InputError, Interrupted, MachineError, NumbersError, Refused
 from assay.ledger.ledger import Ledger
 from assay.plan.figures import rank_refusal
+from assay.plan.trace import stated
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run import bits
-from assay.run.folder import RunFolder
+from assay.run.folder import RunFolder, address_digest
 from assay.run.history import History, history
 from assay.run.metrics import MetricsWriter
 from assay.run.outcome import Fault, fault_of, faults, leave_fault, way_on, write_outcome
@@ -230,10 +232,13 @@ def _trainer(
     """Start and prove the start, on every rank; `segment` and `told` are rank 0's. Returns numerics and end as well."""
     run, folder = RunFolder(job.run), job.recipe.resolve().parent
     path = folder / recipe.data.queue
+    given: tuple[Decimal, str] | None = None
 
     def first() -> dict[str, Any]:
         assert segment is not None
         assert told is not None
+        nonlocal given
+        given = stated(recipe, folder)  # a trace is read once: what becomes of the file later changes nothing
         before = told.segments[-1].body["numerics"]["promise"].get("threads") if told.segments else None
         slots = len(queues.load(path).slots)
         return {"segment": segment.number, "slots": slots, "threads": numerics.keep_threads(device, ranks.size, before)}
@@ -290,6 +295,7 @@ def _trainer(
         meters=Meters(
             device, devices, Sensor(numerics.uuid(device)), Stragglers(slow), facts["peak"]["flops_per_second"]
         ),
+        given=given,
     )
     return trainer, facts, until
 
@@ -399,7 +405,7 @@ def _open(segment: Segment, started: Started, facts: dict[str, Any], command: li
         "step": step,
         "order_digest": started.position.order_digest,
         "recipe": recipes.digest(segment.recipe),
-        "resolved": _exact(recipes.resolved(segment.recipe)),
+        "resolved": _exact(_stated(segment.recipe, segment.run)),
         "evidence": started.evidence,
         "numerics": facts,
         **provenance(segment.run, command),
@@ -408,6 +414,14 @@ def _open(segment: Segment, started: Started, facts: dict[str, Any], command: li
     for note in started.notes:
         _tell(note)
     _tell(words[started.mode])
+
+
+def _stated(recipe: Recipe, run: RunFolder) -> dict[str, Any]:
+    """The resolved recipe as receipts have it: the mirror's address, often a path of this machine, as a digest."""
+    value = recipes.resolved(recipe)
+    if recipe.checkpoint.mirror is not None:
+        value["checkpoint"]["mirror"]["url"] = address_digest(run, recipe.checkpoint.mirror.url)
+    return value
 
 
 def _exact(value: Any) -> Any:
