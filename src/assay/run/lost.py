@@ -1,7 +1,7 @@
 """Work that was lost: updates done again after recoveries, their seconds and what they cost.
 
 Counted from the metrics, where an update that is done again stands again under its later segment. Updates that a kill
-kept from being written are not known of. No price is guessed: without a receipt `price` money is null.
+kept from being written are not known of. No price is guessed: where no receipt states one money is null.
 """
 
 from __future__ import annotations
@@ -59,8 +59,20 @@ class Again:
 
 
 def price(told: History) -> Decimal | None:
-    """Dollars an hour of the machine by the newest receipt `price`, or None where none states any."""
-    stated = told.price.body.get("usd_per_hour") if told.price else None
+    """Dollars an hour of the machine, or None where nothing states any.
+
+    By the newest receipt `price`, else what was metered with last, else what the allocation was said to cost.
+    """
+    bodies = {kind: [one.body for one in reversed(told.money) if one.kind == kind] for kind in ("spend", "allocation")}
+    stated = [
+        told.price.body.get("usd_per_hour") if told.price else None,
+        *(body.get("usd_per_hour") for body in bodies["spend"]),
+        *(body.get("usd_per_machine_hour") for body in bodies["allocation"]),
+    ]
+    return next((value for value in map(_rate, stated) if value is not None), None)
+
+
+def _rate(stated: object) -> Decimal | None:
     try:
         value = Decimal(stated) if isinstance(stated, str) else None
     except InvalidOperation:
