@@ -18,7 +18,7 @@ from launch_runs import flip
 from small import Project
 
 from assay.cli import train as commands
-from assay.errors import DataError, InputError, Refused, VerificationError
+from assay.errors import DataError, InputError, MachineError, Refused, VerificationError
 from assay.files.digest import digest_file
 from assay.launch import machine
 from assay.launch.checks import NOT_APPLICABLE, NOT_PINNED, PASSED, Check
@@ -26,11 +26,12 @@ from assay.launch.machine import Gpu
 from assay.launch.preflight import as_facts, preflight, refusals
 from assay.ledger import chain
 from assay.ledger.ledger import Receipt
+from assay.plan.cadence import checkpoint_steps, disk
 from assay.plan.memory import memory
 from assay.recipe import load as recipes
 from assay.run import owner
 from assay.run.folder import RunFolder, create
-from assay.run.history import History, gather
+from assay.run.history import History, gather, history
 
 WRONG = "sha256:" + "0" * 64
 PROMISE = {"device_kind": "cpu AVX2"}
@@ -250,12 +251,15 @@ CASES: dict[str, tuple[Callable[[Site], None], set[str], int, str]] = {
         {"device"}, 3, "has 1 GPU"),
     "a GPU whose memory somebody else uses": (
         together(with_smi(SMALL_GPU), lambda site: site.recipe.update(runtime={"device": None}, model__ffn=9999)),
-        {"memory"}, 3, r"GPU 0 .H200. has 1\.0 MB of .* free, the plan estimates"),
+        {"memory"}, 71, r"GPU 0 .H200. has 1\.0 MB of .* free, the plan estimates"),
     "more than this machine's memory and disk hold": (
         changed(model__width=1 << 17, model__layers=64), {"memory", "disk"}, 3, "the plan estimates|are kept need"),
     "a place that cannot be written": (under_a_file, {"write access"}, 3, "cannot be written .Not a directory"),
     "a clock before the newest receipt": (
-        told("recovered", timedelta(hours=1), file="x", torn_bytes=1), {"clock"}, 3, "the newest receipt was written"),
+        told("recovered", timedelta(hours=1), file="x", torn_bytes=1), {"clock"}, 71, "the newest receipt was written"),
+    "a trace that is not here": (
+        changed(checkpoint={"every": "auto", "auto": {"trace": "none.csv"}}), {"cadence"}, InputError.code,
+        "none.csv does not exist"),
     "a mirror that is not mounted": (
         changed(checkpoint={"every": 6, "mirror": {"url": "/none/of/these"}}), {"mirror"}, InputError.code,
         "/none/of/these is not a folder"),
@@ -365,12 +369,52 @@ def test_kind_and_memory_of_the_devices_are_held_against_plan_and_last_segment(p
     assert "H200 and L20" in machine.device(recipe, 4, GPUS, None)
     tight = [Gpu(0, "H200", "a", 10**12, 2 * each), Gpu(1, "H200", "b", 10**12, 2 * each)]
     assert "estimated" in machine.memory_against_plan(recipe, 4, tight), "two ranks each"
-    with pytest.raises(Refused, match="for its 2 rank"):
-        machine.memory_against_plan(recipe, 4, [tight[0], Gpu(1, "H200", "b", 10**12, 2 * each - 1)])
+    for total, fault in ((2 * each, MachineError), (2 * each - 1, Refused)):  # held by others now; or never there
+        with pytest.raises(fault, match="for its 2 rank"):
+            machine.memory_against_plan(recipe, 4, [tight[0], Gpu(1, "H200", "b", total, 2 * each - 1)])
     for nothing in (machine.device(recipe, 1, None, None), machine.memory_against_plan(recipe, 1, None)):
         assert nothing.startswith("not measured")
     second = recipes.load(project.recipe(runtime={"device": "cuda:1"}))
     assert machine.used(second, 1, GPUS) == [GPUS[1]]
+
+
+def test_a_full_disk_is_the_machine_s_fault_and_what_was_given_up_makes_no_room(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held against a disk of a given size: what stands in the line counts as saved, an abandoned branch does not."""
+    new(site)
+    run = create(site.run.path, site.project.recipe(), recipes.load(site.project.recipe()))
+    recipe = run.recipe()
+    total = int(disk(recipe, checkpoint_steps(recipe, None))["total"])
+
+    def asked(whole: int, free: int) -> str:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: (whole, whole - free, free))
+        return machine.free_space(recipe, None, run, history(run.ledger))
+
+    def saved(step: int, segment: int) -> None:
+        folder = f"checkpoints/step-{step:06d}"
+        (run.path / folder).mkdir()
+        (run.path / folder / "model.safetensors").write_bytes(bytes(1000))
+        run.open_ledger().append("checkpoint.saved", {
+            "segment": segment, "step": step, "checkpoint": "full", "folder": folder, "manifest_sha256": f"m{step}",
+            "state_sha256": None, "weights_sha256": f"w{step}", "order_digest": "o",
+        })  # fmt: skip
+
+    assert asked(2 * total, total)
+    with pytest.raises(MachineError, match=r"lower .* or free space"):
+        asked(total, total - 1)
+    with pytest.raises(Refused, match="free, but the checkpoints that are kept need"):
+        asked(total - 1, total - 1)
+    run.open_ledger().append("start", START)
+    saved(3, 1)
+    assert asked(total, total - 1000)
+    saved(6, 1)
+    assert asked(total, total - 2000)
+    run.open_ledger().append("recovery", START | {
+        "segment": 2, "mode": "resume", "step": 3, "evidence": {"manifest_sha256": "m3"}})  # fmt: skip
+    assert asked(total, total - 1000)
+    with pytest.raises(MachineError):
+        asked(total, total - 1001)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from assay.errors import Refused
+from assay.errors import AssayError, MachineError, Refused
 from assay.launch.checks import PASSED, Check, size
 from assay.ledger.ledger import now as stamp
 from assay.plan.cadence import checkpoint_steps, disk
@@ -118,7 +118,10 @@ def _other_kind(kind: str, told: History | None) -> str:
 
 
 def memory_against_plan(recipe: Recipe, ranks: int, found: Sequence[Gpu] | None) -> str:
-    """What the plan estimates for the ranks, against what is free where they would run."""
+    """What the plan estimates for the ranks, against what is free where they would run.
+
+    Refused when no device has so much, MachineError (71) when it is not free now.
+    """
     each = memory(recipe, ranks)["total"]
     way_out = "lower batch.micro, set runtime.recompute, or take larger devices"
     if recipe.runtime.device != "cpu" and found is None:
@@ -129,24 +132,37 @@ def memory_against_plan(recipe: Recipe, ranks: int, found: Sequence[Gpu] | None)
         if free is None:
             return f"not measured; the plan estimates {size(each * ranks)} for {ranks} rank(s)"
         if each * ranks > free:
-            raise Refused(f"{size(free)} of memory are free, the plan estimates {size(each * ranks)}; {way_out}")
+            raise _short(each * ranks > (host_memory("MemTotal") or 0))(
+                f"{size(free)} of memory are free, the plan estimates {size(each * ranks)}; {way_out}"
+            )
         return f"{size(free)} free, {size(each * ranks)} estimated"
     most = -(-ranks // len(mine))
     least = min(mine, key=lambda one: one.free)
     if each * most > least.free:
-        raise Refused(
+        raise _short(each * most > least.total)(
             f"GPU {least.index} ({least.name}) has {size(least.free)} of {size(least.total)} free, the plan estimates "
             f"{size(each * most)} for its {most} rank(s); {way_out}"
         )
     return f"{size(least.free)} of {size(least.total)} free on the fullest GPU, {size(each * most)} estimated"
 
 
-def host_memory() -> int | None:
-    """Bytes of host memory that a process could have, by the kernel and this container's limit; None: not told."""
+def _short(ever: bool) -> type[AssayError]:
+    """What a shortage is: refused where it would `ever` be one here, else the machine's fault, which passes.
+
+    Memory is held by processes that are ending, and a disk by what can be removed.
+    """
+    return Refused if ever else MachineError
+
+
+def host_memory(word: str = "MemAvailable") -> int | None:
+    """Bytes of host memory that a process could have, by the kernel and this container's limit; None: not told.
+
+    With `MemTotal`: that it could ever have.
+    """
     found: list[int] = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
+            if line.startswith(f"{word}:"):
                 found.append(int(line.split()[1]) << 10)
         limit = Path("/sys/fs/cgroup/memory.max")
         if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdigit():
@@ -165,18 +181,23 @@ def nearest(run: RunFolder) -> Path:
 
 
 def free_space(recipe: Recipe, slot_updates: Sequence[int] | None, run: RunFolder, told: History | None) -> str:
-    """What the plan says the retention needs, less what stands, against what is free; Refused when it is more."""
+    """What the plan says the retention needs, less what stands, against what is free.
+
+    Refused when it is more than the disk holds, MachineError (71) when it is more than is free now.
+    """
     place = nearest(run)
     cadence = in_force(recipe, told) if told else None
     total = int(disk(recipe, checkpoint_steps(recipe, slot_updates, cadence))["total"])
     standing = sum(
-        path.stat().st_size for folder in (run.checkpoints, run.weights) for path in folder.glob("step-*/*.safetensors")
+        path.stat().st_size
+        for item in (told.line if told else [])  # what a branch left behind that was given up takes room of its own
+        for path in (run.path / item.folder).glob("*.safetensors")
     )
     needed = max(total - standing, 0)
-    free = shutil.disk_usage(place).free
+    whole, _, free = shutil.disk_usage(place)
     if free < needed:
-        raise Refused(
-            f"{place} has {size(free)} free, but the checkpoints that are kept need {size(needed)}; "
+        raise _short(needed > whole)(
+            f"{place} has {size(free)} of {size(whole)} free, but the checkpoints that are kept need {size(needed)}; "
             "lower checkpoint.keep or free space"
         )
     return f"{size(free)} free, {size(needed)} needed for the checkpoints that are kept"
@@ -206,12 +227,12 @@ def writing(run: RunFolder) -> tuple[str, float]:
 
 
 def clock(told: History | None, file_time: float | None) -> Check:
-    """The system's clock against the newest receipt and the file system's clock; Refused when it is wrong."""
+    """The system's clock against the newest receipt and the file system's clock; MachineError when it is wrong."""
     seconds = time.time()
     last = told.last.time if told and told.last else None
     fault = clock_fault(seconds, last, file_time)
     if fault is not None:
-        raise Refused(fault)
+        raise MachineError(fault)  # a time server may not have been asked yet
     apart = "not measured" if file_time is None else f"{abs(seconds - file_time):.1f} s apart"
     behind = "" if last is None else ", not before the newest receipt"
     return Check("clock", PASSED, f"{stamp()}{behind}; file system {apart}; time server: {time_server()}")
