@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch_runs import Runs, receipts
+from launch_runs import Runs, receipts, tree
 from small import drive
 
+from assay.cli.duties import duties_command
 from assay.errors import InputError
+from assay.files.retry import Policy
 from assay.launch.arrival import catch_up
+from assay.mirror.copying import mirror, own
+from assay.mirror.fetching import fetch
+from assay.recipe import load as recipes
+from assay.release.verify import verify
 from assay.run.duties import Duty, duties, order
-from assay.run.folder import RunFolder
+from assay.run.folder import RunFolder, create
 
 
 def states(run: RunFolder) -> list[tuple[str, int, str]]:
@@ -52,6 +59,44 @@ def test_a_duty_whose_checkpoint_is_no_more_is_gone_and_not_done_on_another(
     run.open_ledger().append("checkpoint.removed", {"folder": "checkpoints/step-000003", "step": 3,
                                                     "manifest_sha256": saved.body["manifest_sha256"]})  # fmt: skip
     assert states(run) == [("export", 3, "gone")]
+
+
+def test_a_step_that_was_passed_without_a_checkpoint_is_gone_and_the_order_warns(
+    fresh: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(fresh("half"))  # saved at each third step, weights at each fourth; it stands at 6 of 12
+    duties_command(run.path, ask="export", at=[5, 6, 8, 9, 10])
+    assert states(run) == [
+        ("export", 5, "gone"),
+        ("export", 6, "due"),
+        *(("export", at, "coming") for at in (8, 9, 10)),
+    ]
+    warned = capsys.readouterr().err
+    assert re.findall(r"warning: step (\d+) has no checkpoint and gets none", warned) == ["5", "10"]
+
+
+def test_what_was_due_at_weights_that_were_not_fetched_is_done_from_the_mirror_s_copy(
+    runs: Runs, tmp_path: Path
+) -> None:
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    saves = {"every": 3, "keep": "all", "weights_every": 2, "slot_ends": False, "mirror": {"url": str(copies)}}
+    recipe, run = runs.small("copied", checkpoint=saves), RunFolder(tmp_path / "run")
+    create(run.path, recipe, recipes.load(recipe))
+    own(run, str(copies), Policy())
+    assert drive(recipe, run.path, until="3") == 0
+    order(run, "evaluation", [2], weights=False)
+    mirror(run, str(copies), once=True, policy=Policy())
+    back = RunFolder(tmp_path / "back")
+    fetch(str(copies), back.path, policy=Policy(), project=runs.path)
+    assert not (back.path / "weights/step-000002").exists()
+    assert states(back) == [("evaluation", 2, "due"), ("mirror", 3, "done")]
+    duties_command(back.path, do=True)
+    assert states(back) == [("evaluation", 2, "done"), ("mirror", 3, "done")]
+    assert tree(back.path / "weights/step-000002") == tree(run.path / "weights/step-000002")
+    assert [one.body["step"] for one in receipts(back.path, "checkpoint.fetched")] == [3, 2]
+    assert not [path for path in back.path.iterdir() if "fetch" in path.name], "nothing half-brought is left"
+    assert [one for one in verify(back.path, [runs.path / "data"]).claims if one.result == "failed"] == []
 
 
 def test_an_order_of_nothing_is_refused(fresh: Callable[[str], Path]) -> None:

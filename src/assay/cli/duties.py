@@ -15,6 +15,7 @@ from assay.cli.options import JsonOption, RunArgument
 if TYPE_CHECKING:
     from assay.run.duties import Duty
     from assay.run.folder import RunFolder
+    from assay.run.history import Saved
 
 LOCK_FILE = "duties.lock"
 
@@ -31,14 +32,16 @@ def duties_command(
 
     Evaluations on the validation shard and exports that were ordered, and copies. A start does what was left undone.
     """
-    from assay.cli.show import as_json, console, table
+    from assay.cli.show import as_json, console, note, table
     from assay.errors import InputError
-    from assay.run.duties import duties, order
+    from assay.run.duties import duties, order, unsaved
     from assay.run.folder import RunFolder
 
     folder = RunFolder(run)
     if ask is not None:
         order(folder, ask, at or [], weights)
+        for step in unsaved(folder, at or []):
+            note(f"warning: step {step:,} has no checkpoint and gets none as the recipe stands: no {ask} can be done")
     elif at or weights:
         raise InputError("--at and --weights go with --ask: they say when what is asked for is due")
     done = _do(folder) if do else []
@@ -65,9 +68,26 @@ def _do(run: RunFolder) -> list[Duty]:
         if not take(lock, 0.5):
             raise Refused(f"the duties of {run.path} are being done by another process; let that one end")
         while due := [one for one in duties(run) if one.state == DUE and one.act != MIRROR and one not in done]:
+            if due[0].removed is not None:
+                _bring_back(run, due[0].removed)
             (_evaluate if due[0].act == EVALUATION else _export)(run, due[0])
             done.append(due[0])
     return done
+
+
+def _bring_back(run: RunFolder, item: Saved) -> None:
+    """A checkpoint that a fetch left behind, or that retention took, from the recipe's mirror."""
+    from assay.cli.progress import progress
+    from assay.errors import Refused
+    from assay.files.retry import Policy
+    from assay.mirror.fetching import bring_back
+
+    stated = run.recipe().checkpoint.mirror
+    if stated is None:
+        raise Refused(f"{item.folder} stands on a mirror alone that {run.recipe_json} does not name; name the mirror "
+                      "when the run begins, or ask for another step")  # fmt: skip
+    with progress() as tell:
+        bring_back(run, stated.url, item, policy=Policy(), tell=tell)
 
 
 def _evaluate(run: RunFolder, duty: Duty) -> None:
