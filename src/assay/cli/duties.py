@@ -28,7 +28,7 @@ def duties_command(
     do: Annotated[bool, typer.Option("--do", help="Do what is due, each once")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Show what is due at a step, order it, or do it
+    """Show, order or do what is due at a step
 
     Evaluations on the validation shard and exports that were ordered, and copies. A start does what was left undone.
     """
