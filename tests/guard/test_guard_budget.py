@@ -380,3 +380,13 @@ def test_the_report_names_what_nobody_metered(lived: RunFolder) -> None:
     assert told["unmetered"][0]["usd"] == "24"
     bill(lived, Money(Decimal(20)), **hours(4, 6), covers=["gpu"], allocation="a03")
     assert expenses.report(lived)["spent"] == "74.4"
+
+
+@pytest.mark.parametrize("edge", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_period_at_the_edge_of_the_calendar_is_refused(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, edge: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["bill", "run", "--amount", "5", "--from", edge, "--to", "2026-11-10"]
+    with pytest.raises(InputError, match="--from is"):
+        CliRunner().invoke(budget_app, words, catch_exceptions=False)

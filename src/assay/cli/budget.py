@@ -268,8 +268,8 @@ def _moment(option: str, text: str) -> datetime:
 
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):  # OverflowError: in UTC it lies outside the years 1 to 9999
         raise InputError(
             f"{option} is {text!r}; a time such as 2026-11-10 or 2026-11-10T04:50:00Z is expected"
         ) from None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

@@ -72,6 +72,10 @@ _AsText = PlainSerializer(lambda value: format(value, "f"), return_type=str)
 Money = Annotated[Decimal, BeforeValidator(_decimal), _AsText]  # at least 0
 Price = Annotated[Decimal, BeforeValidator(_above_zero), _AsText]  # above 0
 Fraction = Annotated[Decimal, BeforeValidator(_fraction), _AsText]  # above 0, at most 1
+LONGEST = 10 * 365 * 24 * 3600  # seconds, ten years: beyond, calendars and timers end
+Seconds = Annotated[int, Field(ge=1, le=LONGEST)]
+SecondsFromZero = Annotated[int, Field(ge=0, le=LONGEST)]
+Days = Annotated[int, Field(ge=0, le=LONGEST // 86_400)]
 Words = Annotated[tuple[Text, ...], BeforeValidator(listed), Field(min_length=1)]
 
 
@@ -111,7 +115,7 @@ class Rate(Part):
 class NoReading(Part):
     """What happens when no valid reading came for `after_seconds`: an alarm, or an alarm and a safe stop."""
 
-    after_seconds: Count = 3600
+    after_seconds: Seconds = 3600
     action: Literal["alarm", "stop"] = "alarm"
 
 
@@ -134,7 +138,7 @@ class Command(Part):
     """A program that prints one JSON object on standard output; started without a shell."""
 
     argv: Words
-    timeout_seconds: Count = 30
+    timeout_seconds: Seconds = 30
 
 
 class SkypilotCatalogue(Part):
@@ -155,7 +159,7 @@ class Runpod(Part):
     cloud: Literal["secure", "community"] = "secure"
     url: Text = "https://api.runpod.io"
     key_variable: Text = "RUNPOD_API_KEY"
-    timeout_seconds: Count = 30
+    timeout_seconds: Seconds = 30
 
     @model_validator(mode="after")
     def _one(self) -> Runpod:
@@ -209,7 +213,7 @@ class Alarm(Part):
 class DeadMan(Part):
     """The switch on the node: after so long without the guard's heartbeat it saves, and stops itself if `stop`."""
 
-    after_seconds: Count = 1800
+    after_seconds: Seconds = 1800
     stop: bool = False
 
 
@@ -268,10 +272,10 @@ class Machine(Part):
     disk_usd_per_gb_month_running: Money | None = None
     disk_usd_per_gb_month_stopped: Money | None = None
     egress_usd_per_gb: Money | None = None
-    restart_seconds: Natural = 900  # from a new allocation to its first update, paid for; an estimate
-    save_seconds: Natural = 10  # for one full checkpoint; an estimate
+    restart_seconds: SecondsFromZero = 900  # from a new allocation to its first update, paid for; an estimate
+    save_seconds: SecondsFromZero = 10  # for one full checkpoint; an estimate
     positions_per_second: Count | None = None  # useful ones, of the whole machine; an estimate, for the simulator alone
-    disk_days: Natural = 7  # for how long the reserve pays the stopped machine's disk
+    disk_days: Days = 7  # for how long the reserve pays the stopped machine's disk
 
 
 class Zones(Part):
@@ -282,10 +286,10 @@ class Zones(Part):
     """
 
     max_usd_per_hour: Price | None = None  # no machine above this price is taken
-    settle_seconds: Natural = 0
-    settle_seconds_per_loss: Natural = 0
-    memory_seconds: Count = 86_400
-    avoid_seconds: Natural = 3600  # a zone that preempted us or failed control is not taken again for so long
+    settle_seconds: SecondsFromZero = 0
+    settle_seconds_per_loss: SecondsFromZero = 0
+    memory_seconds: Seconds = 86_400
+    avoid_seconds: SecondsFromZero = 3600  # a zone that preempted us or failed control is not taken again for so long
     move_fraction: Fraction | None = None  # moves to a zone at or below this part of the present price; null: never
 
 
@@ -296,19 +300,19 @@ class Policy(Part):
     machine: Machine
     prices: Annotated[tuple[PriceSource, ...], BeforeValidator(listed)] = ()
     rates: dict[Text, Rate] = Field(default_factory=dict)  # by currency; without one its prices are no readings
-    interval_seconds: Count = 300  # between two readings
-    window_seconds: Count = 3600  # the trailing window of the price per useful position
+    interval_seconds: Seconds = 300  # between two readings
+    window_seconds: Seconds = 3600  # the trailing window of the price per useful position
     readings: Count = 4  # in a row above the ceiling before a stop
     ceiling: Ceiling | None = None
     resume: Resume = Field(default_factory=Resume)
     cap_usd: Money | None = None
     reserve: Annotated[Reserve | Literal["computed"], BeforeValidator(_reserve)] = "computed"
-    stale_seconds: Count = 900  # a reading older than this is none
+    stale_seconds: Seconds = 900  # a reading older than this is none
     jump_factor: Price = Decimal(3)  # a change beyond it, up or down, needs a second source
     no_reading: NoReading = Field(default_factory=NoReading)
-    stalled_seconds: Count = 3600  # no new update for so long is an alarm
-    copy_seconds: Count = 86_400  # a newest verified copy older than this is an alarm
-    save_timeout_seconds: Count = 1800  # how long the guard waits for save and verified copy before it alarms
+    stalled_seconds: Seconds = 3600  # no new update for so long is an alarm
+    copy_seconds: Seconds = 86_400  # a newest verified copy older than this is an alarm
+    save_timeout_seconds: Seconds = 1800  # how long the guard waits for save and verified copy before it alarms
     zones: Zones = Field(default_factory=Zones)
     alarms: Annotated[tuple[Alarm, ...], BeforeValidator(listed)] = ()
     dead_man: DeadMan | None = None

@@ -69,11 +69,11 @@ def moment(text: str, where: str) -> datetime:
     """A time such as 2025-10-04T00:10:00Z; InputError names `where` for any other."""
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
-        time = datetime.min
-    if time.tzinfo is None:
-        raise InputError(f"{where}: {text[:40]!r} is not a time such as 2025-10-04T00:10:00Z")
-    return time.astimezone(UTC)
+        if time.tzinfo is not None:
+            return time.astimezone(UTC)
+    except (ValueError, OverflowError):  # OverflowError: in UTC it lies outside the years 1 to 9999
+        pass
+    raise InputError(f"{where}: {text[:40]!r} is not a time such as 2025-10-04T00:10:00Z")
 
 
 def _change(time: datetime, row: list[str], where: str) -> Change:
