@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from assay.errors import InputError
+from assay.files.digest import canonical, digest
+from assay.guard import traces
 from assay.guard.adapters import ask, current
 from assay.guard.policy import Policy, from_plain
 from assay.guard.prices import NoReading, Reading
@@ -110,7 +114,7 @@ def test_a_program_s_json_is_a_reading(tmp_path: Path) -> None:
     assert (found.value, found.stated, found.source) == (
         Decimal("23.92"),
         Decimal("2.99"),
-        f"command {Path(sys.executable).name}",
+        f"command {Path(sys.executable).name} {digest(canonical([sys.executable, 'price.py']))[7:15]}",
     )
     assert found.valid == datetime(2025, 10, 10, 11, 59, tzinfo=UTC)
     assert found.catalogue is False
@@ -123,8 +127,8 @@ def test_a_program_s_json_is_a_reading(tmp_path: Path) -> None:
         ("print('NaN')", "not valid JSON"),
         ("print('[1]')", "not a JSON object"),
         ("print('{}')", "no price is stated"),
-        ('print(\'{"value": 3, "currency": "USD"}\')', "unit is None"),
-        ('print(\'{"value": 3, "unit": "gpu-hour"}\')', "currency is None"),
+        ('print(\'{"value": 3, "currency": "USD"}\')', "unit is null"),
+        ('print(\'{"value": 3, "unit": "gpu-hour"}\')', "currency is null"),
         ('print(\'{"value": 3, "value": 4}\')', "twice"),
         ('print(\'{"value": 3, "unit": "gpu-hour", "currency": "USD", "gpus": 4}\')', "machine with 4 GPUs"),
         ('print(\'{"value": 3, "unit": "gpu-hour", "currency": "USD", "valid": "now"}\')', "now"),
@@ -180,15 +184,15 @@ def test_an_old_catalogue_is_stale_and_never_confirms_a_live_price(tmp_path: Pat
     listed = {"skypilot": {"path": "vms.csv", "instance": "p5.48xlarge", "zone": "us-east-1a"}}
     assert "7,200 s old" in reason(current(policy(listed), tmp_path, [], NOW))
     assert isinstance(current(policy(listed, stale_seconds=7200), tmp_path, [], NOW), Reading)
-    live = {"fixed": {"value": "21", "unit": "machine-hour"}}
-    before = asked({"fixed": {"value": "5", "unit": "machine-hour"}}, tmp_path)
+    live = says(21)
+    before = replace(asked(says(5), tmp_path), source=asked(live, tmp_path).source)
     assert "no second source" in reason(current(policy(live, listed, stale_seconds=7200), tmp_path, [before], NOW))
 
 
 def test_the_first_source_leads_and_the_others_only_confirm(tmp_path: Path, trace: Path) -> None:
     lead = {"csv": {"path": "trace.csv", "zone": "a"}}
     other = printing(tmp_path, value=20, unit="machine-hour", currency="USD")
-    cheap = asked({"fixed": {"value": "5", "unit": "machine-hour"}}, tmp_path)
+    cheap = replace(asked({"fixed": {"value": "5", "unit": "machine-hour"}}, tmp_path), source="csv trace.csv a")
     assert current(policy(lead), trace, [], NOW).value == 21  # type: ignore[union-attr]
     assert "no second source" in reason(current(policy(lead), trace, [cheap], NOW))
     assert current(policy(lead, other), trace, [cheap], NOW).value == 21  # type: ignore[union-attr]
@@ -287,7 +291,7 @@ def test_runpod_s_listed_price_is_per_gpu_and_a_catalogue_s(runpod: Provider, tm
         ({"cost": None}, "no price"),
         ({"cost": "28.72 $"}, "not a number"),
         ({"gpu": {"id": "NVIDIA H200", "count": 4}}, "machine with 4 GPUs"),
-        ({"gpu": None}, "machine with None GPUs"),
+        ({"gpu": None}, "machine with null GPUs"),
         ({"id": "another"}, "about 'another'"),
     ],
 )
@@ -339,3 +343,75 @@ def test_nobody_there_is_no_reading(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as gone:
         port = gone.server_address[1]
     assert "no answer" in reason(asked({"runpod": {**POD, "url": f"http://127.0.0.1:{port}"}}, tmp_path))
+
+
+def says(price: object, **more: Any) -> dict[str, Any]:
+    """A program that prints a machine's price."""
+    said = {"value": price, "unit": "machine-hour", "currency": "USD", **more}
+    return {"command": {"argv": [sys.executable, "-S", "-c", f"print({json.dumps(said)!r})"]}}
+
+
+def test_two_programs_of_one_interpreter_confirm_each_other(tmp_path: Path) -> None:
+    script = "print(open('p').read())"
+    lead = {"command": {"argv": [sys.executable, "-S", "-c", script]}}
+    (tmp_path / "p").write_text(json.dumps({"value": 20, "unit": "machine-hour", "currency": "USD"}))
+    first = current(policy(lead), tmp_path, [], NOW, {})
+    assert isinstance(first, Reading)
+    (tmp_path / "p").write_text(json.dumps({"value": 90, "unit": "machine-hour", "currency": "USD"}))
+    alone = current(policy(lead), tmp_path, [first], NOW, {})
+    assert "no second source" in reason(alone)
+    assert alone.unconfirmed == 90
+    assert "no second source" in reason(current(policy(lead, lead), tmp_path, [first], NOW, {})), "itself"
+    found = current(policy(lead, says(91)), tmp_path, [first], NOW, {})
+    assert isinstance(found, Reading)
+    assert found.value == 90
+
+
+def test_a_first_reading_that_another_source_contradicts_is_none(tmp_path: Path) -> None:
+    assert current(policy(says(0.01)), tmp_path, [], NOW, {}).value == Decimal("0.01"), "nobody contradicts"
+    found = current(policy(says(0.01), says(17)), tmp_path, [], NOW, {})
+    assert "it is the first of its source" in reason(found)
+    assert found.unconfirmed == 17
+    assert isinstance(current(policy(says(16), says(17)), tmp_path, [], NOW, {}), Reading)
+
+
+def test_a_contract_s_price_is_mended_in_the_policy(tmp_path: Path) -> None:
+    wrong, right = ({"fixed": {"value": "2.99", "unit": unit}} for unit in ("machine-hour", "gpu-hour"))
+    first = current(policy(wrong), tmp_path, [], NOW)
+    found = current(policy(right), tmp_path, [first], NOW)
+    assert isinstance(found, Reading)
+    assert found.value == Decimal("23.92")
+    assert isinstance(current(policy(says(99)), tmp_path, [first], NOW), Reading), "another source is no jump"
+
+
+@pytest.mark.parametrize("edge", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_time_at_the_edge_of_the_calendar_is_no_reading(tmp_path: Path, edge: str) -> None:
+    assert edge in reason(asked(says(3, valid=edge), tmp_path))
+    (tmp_path / "t.csv").write_text(f"time,zone,available,usd_per_hour\n{edge},a,1,3\n")
+    assert edge in reason(asked({"csv": {"path": "t.csv", "zone": "a"}}, tmp_path))
+    with pytest.raises(InputError, match="is not a time such as"):
+        traces.moment(edge, "t.csv")
+
+
+def test_an_address_that_is_none_is_no_reading(tmp_path: Path) -> None:
+    assert "address cannot be read" in reason(asked({"runpod": {"pod": "a", "url": "https://[bad"}}, tmp_path))
+
+
+def test_a_long_answer_makes_no_long_reason(tmp_path: Path) -> None:
+    long = "x" * 900_000
+    for said in (
+        {"value": 3, "currency": "USD", "unit": long}, {"value": 3, "currency": long, "unit": "gpu-hour"},
+        {"value": 3, "gpus": long}, {"value": 3, "valid": long}, {long: 3},
+    ):  # fmt: skip
+        (tmp_path / "p").write_text(json.dumps(said))
+        found = asked({"command": {"argv": [sys.executable, "-S", "-c", "print(open('p').read())"]}}, tmp_path)
+        assert len(reason(found)) <= 400
+    assert len(NoReading(long, "a", NOW).reason) == 400
+
+
+def test_a_trace_s_rows_count_in_their_time_not_in_their_place(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "time,zone,available,usd_per_hour\n2025-10-10T11:00:00Z,a,1,30\n2025-10-10T10:00:00Z,a,1,3\n"
+        "2025-10-10T13:00:00Z,a,1,30\n"
+    )
+    assert asked({"csv": {"path": "t.csv", "zone": "a"}}, tmp_path).value == 30

@@ -16,7 +16,7 @@ from small import Project
 from assay.guard import budget, expenses
 from assay.guard.meter import Meter, State, Use
 from assay.guard.policy import Policy, from_yaml
-from assay.guard.prices import NoReading, Reading, read
+from assay.guard.prices import NoReading, Reading, body, read
 from assay.ledger.ledger import Ledger, Receipt
 from assay.recipe import load as recipes
 from assay.run.accounts import GROUPS, PARTS
@@ -317,3 +317,38 @@ def test_the_reserve_travels_with_the_spend_when_it_changes(machine: Machine) ->
         reserves.append(receipt.body["reserve"])
     assert [one is not None for one in reserves] == [True, False, True, False]
     assert machine.meter.account.reserve_usd == Decimal(reserves[2]["usd"])
+
+
+def jumped(price: str) -> NoReading:
+    return NoReading("it jumped", "test", T0, None, Decimal(price))
+
+
+def test_a_dearer_price_that_nobody_confirmed_is_charged_until_there_is_a_reading(machine: Machine) -> None:
+    def look(price: Reading | NoReading) -> str:
+        machine.meter = Meter(machine.run, machine.policy)  # a guard may die between any two looks
+        machine.now += timedelta(seconds=100)
+        receipt = machine.meter.charge(machine.ledger, Use("a01", "running", price), machine.now, since=T0)
+        assert receipt is not None
+        return str(receipt.body["usd_per_hour"])
+
+    prices = [at("36"), jumped("720"), at(None), at(None), at("36"), at("36")]
+    assert [look(price) for price in prices] == ["36", "720", "720", "720", "720", "36"]
+    assert look(jumped("36")) == "36", "the higher one was the last price"
+
+
+def test_an_unconfirmed_price_is_known_where_there_never_was_another(machine: Machine) -> None:
+    machine.now += timedelta(seconds=3600)
+    receipt = machine.meter.charge(machine.ledger, Use("a01", "running", jumped("17")), machine.now, since=T0)
+    assert receipt is not None
+    assert (receipt.body["usd_per_hour"], receipt.body["price"]["usd_per_hour"]) == ("17", None)
+    assert Meter(machine.run, machine.policy).account == machine.meter.account
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_price_of_the_very_first_look_counts(machine: Machine, same: bool) -> None:
+    """Billing that begins at the first look has that look's reading at its first end."""
+    assert machine.meter.charge(machine.ledger, Use("a01", "running", at("72")), T0) is None
+    if not same:  # another process goes on: the loop's receipt of the price tells it
+        machine.ledger.append("price", {**body(at("72")), "at": T0.isoformat()})
+        machine.meter = Meter(machine.run, machine.policy)
+    assert [receipt.body["usd_per_hour"] for _ in range(2) if (receipt := machine.passes(100))] == ["72", "36"]

@@ -144,6 +144,10 @@ def test_receipts_hold_that_there_was_none() -> None:
     found = stated("0")
     assert from_body(body(found)) == found
     assert body(found)["usd_per_hour"] is None
+    jumped = judged(reading(90), reading(20))
+    assert from_body(body(jumped)) == jumped
+    del (old := body(jumped))["unconfirmed_usd_per_hour"]
+    assert from_body(old) == NoReading(jumped.reason, "a", NOW, digest(b"raw")), "written before there was the key"
     for damaged in ({}, {**body(reading(1)), "usd_per_hour": "x"}, {**body(reading(1)), "fetched": "2026-11-11"}):
         with pytest.raises(VerificationError):
             from_body(damaged)
@@ -191,6 +195,14 @@ def test_a_second_source_makes_a_jump_believable_if_it_says_so_itself() -> None:
 def test_a_price_that_stays_up_after_a_jump_stays_unbelieved_without_a_second_source() -> None:
     last = reading(20)
     assert [isinstance(judged(reading(value), last), NoReading) for value in (50, 50, 51)] == [True] * 3
+
+
+def test_a_refused_price_is_kept_as_what_the_machine_may_cost() -> None:
+    assert judged(reading(90), reading(20)).unconfirmed == 90
+    assert judged(reading(2), reading(20)).unconfirmed == 20, "the higher of both"
+    assert judged(reading(90, fetched=NOW - timedelta(hours=1)), reading(20)).unconfirmed is None, (
+        "it is of another time"
+    )
 
 
 def test_the_first_reading_has_nothing_to_jump_from() -> None:

@@ -20,10 +20,11 @@ from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit
 
 from assay.errors import AssayError
-from assay.files.digest import digest
+from assay.files.digest import canonical, digest
 from assay.files.reading import inside, parse_json, read_bytes
 from assay.guard.policy import Command, CsvTrace, Fixed, Policy, PriceSource, Runpod, SkypilotCatalogue
-from assay.guard.prices import NoReading, Reading, judge, moment, read
+from assay.guard.prices import FIXED, NoReading, Reading, judge, moment, own, read
+from assay.recipe.fields import short
 
 LARGEST_ANSWER = 1 << 20
 LARGEST_FILE = 256 << 20
@@ -38,7 +39,7 @@ def current(
     now: datetime,
     environ: Mapping[str, str] | None = None,
 ) -> Reading | NoReading:
-    """The price now by the policy's first source; the others are asked when it jumped, and only confirm.
+    """The price now by the policy's first source; the others are asked at its first and when it jumped: they confirm.
 
     `folder` is the policy's own, from which its paths count; `previous` are valid readings, the newest last;
     `environ` (None: this process's) holds a provider's key.
@@ -48,7 +49,7 @@ def current(
     lead, *others = policy.prices
     candidate = ask(lead, policy, folder, now, environ)
     found = judge(previous, candidate, policy, now)
-    if isinstance(candidate, Reading) and isinstance(found, NoReading) and others:
+    if isinstance(candidate, Reading) and others and (isinstance(found, NoReading) or own(previous, candidate) is None):
         found = judge(previous, candidate, policy, now, [ask(one, policy, folder, now, environ) for one in others])
     return found
 
@@ -71,7 +72,7 @@ def ask(
 
 def _fixed(source: Fixed, policy: Policy, now: datetime) -> Reading | NoReading:
     return read(
-        source.value, unit=source.unit, currency=source.currency, source="fixed", fetched=now,
+        source.value, unit=source.unit, currency=source.currency, source=FIXED, fetched=now,
         gpus=policy.machine.gpus, rates=policy.rates, raw=format(source.value, "f").encode(),
     )  # fmt: skip
 
@@ -85,7 +86,8 @@ def _trace(source: CsvTrace, policy: Policy, folder: Path, now: datetime) -> Rea
         times = [moment(row["time"]) for row in rows]
     except (AssayError, ValueError) as fault:
         return NoReading(str(fault), name, now)
-    past = [row for row, at in zip(rows, times, strict=True) if row["zone"] == source.zone and at <= now]
+    dated = [(at, row) for row, at in zip(rows, times, strict=True) if row["zone"] == source.zone and at <= now]
+    past = [row for _, row in sorted(dated, key=lambda one: one[0])]
     if not past:
         return NoReading(f"{source.path} states nothing of zone {source.zone} up to this time", name, now, digest(raw))
     if max(times) < now:
@@ -98,7 +100,7 @@ def _trace(source: CsvTrace, policy: Policy, folder: Path, now: datetime) -> Rea
 
 def _command(source: Command, policy: Policy, folder: Path, now: datetime) -> Reading | NoReading:
     """A program's `{"value", "unit", "currency"}`, and `valid` (RFC 3339) and `gpus` where it knows them."""
-    name = f"command {Path(source.argv[0]).name}"
+    name = f"command {Path(source.argv[0]).name} {digest(canonical(list(source.argv)))[7:15]}"  # one, told from others
     try:
         done = subprocess.run(
             source.argv, stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, check=False,
@@ -134,9 +136,9 @@ def _catalogue(source: SkypilotCatalogue, policy: Policy, folder: Path, now: dat
     column = "SpotPrice" if source.spot else "Price"
     try:
         raw = _file(folder, source.path, "SkyPilot's catalogue")
-        written = (folder / source.path).stat().st_mtime
+        written = datetime.fromtimestamp((folder / source.path).stat().st_mtime, now.tzinfo)
         rows = _rows(raw, ("InstanceType", "Region", column), name)
-    except AssayError as fault:
+    except (AssayError, ValueError, OverflowError, OSError) as fault:  # of a time that no calendar has, too
         return NoReading(str(fault), name, now)
     sha256 = digest(raw)
     found = [
@@ -154,7 +156,7 @@ def _catalogue(source: SkypilotCatalogue, policy: Policy, folder: Path, now: dat
     readings = [
         read(
             row[column], unit="machine-hour", currency="USD", source=name, fetched=now, gpus=policy.machine.gpus,
-            rates=policy.rates, raw=raw, valid=datetime.fromtimestamp(written, now.tzinfo), catalogue=True,
+            rates=policy.rates, raw=raw, valid=written, catalogue=True,
         )
         for row in found
     ]  # fmt: skip
@@ -186,7 +188,7 @@ def _runpod(source: Runpod, policy: Policy, now: datetime, environ: Mapping[str,
     except AssayError as fault:
         return NoReading(str(fault), name, now, sha256)
     if said.get("id") != (source.pod or source.gpu):
-        return NoReading(f"the answer is about {str(said.get('id'))[:80]!r}", name, now, sha256)
+        return NoReading(f"the answer is about {short(said.get('id'))}", name, now, sha256)
     if what == "gpu":
         prices = said.get("price")
         stated = prices.get(source.cloud) if isinstance(prices, dict) else None
@@ -215,7 +217,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def call(url: str, key: str, timeout: float, method: str = "GET") -> bytes | str:
     """The answer's bytes, or in words why there is none. The key travels over https, or to this machine, alone."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as fault:
+        return f"the address cannot be read: {fault}"
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         return f"the address has the scheme {parts.scheme!r}; https is expected"
     headers = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
@@ -276,7 +281,8 @@ def _count(stated: object) -> float | None:
 
 
 def _other_machine(count: object, policy: Policy) -> str:
-    return f"it is the price of a machine with {count} GPUs; machine.gpus is {policy.machine.gpus}"
+    said = count[:60] if isinstance(count, str) else short(count)
+    return f"it is the price of a machine with {said} GPUs; machine.gpus is {policy.machine.gpus}"
 
 
 def _refuse(reason: str) -> NoReturn:

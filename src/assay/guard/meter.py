@@ -17,7 +17,7 @@ from assay.files.reading import parse_json
 from assay.guard import budget
 from assay.guard.journal import Journal
 from assay.guard.policy import Policy
-from assay.guard.prices import SECONDS_PER_HOUR, NoReading, Reading, stamp, text
+from assay.guard.prices import SECONDS_PER_HOUR, NoReading, Reading, from_body, stamp, text
 from assay.ledger.ledger import Ledger, Receipt, read
 from assay.run import accounts, metrics
 from assay.run.folder import RunFolder
@@ -63,6 +63,7 @@ class Meter:
         self._first, self._positions = recipe.start.first_update, recipe.positions_per_update
         self.account = accounts.Account()
         self._begun: dict[str | None, datetime] = {}
+        self._read: tuple[int, Decimal] | None = None  # the newest price that was read, and when
         self._sent = 0  # bytes that the mirror sent since the last interval
         self.see(read(run.ledger))
 
@@ -74,6 +75,14 @@ class Meter:
                 self._sent = 0 if receipt.kind == "spend" else self._sent
             elif receipt.kind == "checkpoint.mirrored" and type(receipt.body.get("bytes")) is int:
                 self._sent += receipt.body["bytes"]
+            elif receipt.kind == "price":
+                self._remember(from_body(receipt.body), receipt.body.get("at") or receipt.body["fetched"])
+
+    def _remember(self, price: Reading | NoReading, at: str) -> None:
+        """Keep a price for the interval that begins with it."""
+        value = price.value if isinstance(price, Reading) else price.unconfirmed
+        if value is not None:
+            self._read = accounts.moment(at), value
 
     def charge(
         self,
@@ -88,13 +97,15 @@ class Meter:
 
         `since` is when the allocation began to be billed, for its first look; without it billing begins at the first
         look. An interval costs the higher of the readings at its ends, the last one known where there is none now, and
-        GPU time is not measured where none ever was. A clock that was set back gives no interval. `reserve`: see
-        `budget.reserve`.
+        GPU time is not measured where none ever was. A price that nobody confirmed counts where it is the higher one.
+        A clock that was set back gives no interval. `reserve`: see `budget.reserve`.
         """
         metered = self.account.until.get(use.allocation)
         begin = metered or accounts.moment(stamp(self._begun.setdefault(use.allocation, since or now)))
         end = accounts.moment(stamp(now))
         if end <= begin:
+            if metered is None:
+                self._remember(use.price, stamp(now))
             return None
         body = self._interval(use, begin, end)
         changed = reserve is not None and reserve["usd"] is not None and reserve != self.account.reserve
@@ -111,8 +122,11 @@ class Meter:
         recomputed = 0 if stopped else min(length, late_recomputed + seen.recomputed_us)
         useful = 0 if stopped else min(length - recomputed, late_useful + seen.useful_us)
         known = self.account.prices.get(use.allocation)
-        latest = use.price.value if isinstance(use.price, Reading) else known
-        paid = None if latest is None else max(latest, known or latest)
+        fell_into = self._read[1] if self._read is not None and begin <= self._read[0] <= end else None
+        latest = use.price.value if isinstance(use.price, Reading) else known or fell_into
+        unconfirmed = use.price.unconfirmed if isinstance(use.price, NoReading) else None
+        ends = (latest, known, self.account.unconfirmed.get(use.allocation), unconfirmed, fell_into)
+        paid = max((one for one in ends if one is not None), default=None)
         sent = self._sent if use.egress_bytes is None else use.egress_bytes
         usd: dict[str, Decimal | None] = {
             **_gpu(use.state, Decimal(0) if stopped else paid, length, useful, recomputed),
@@ -120,12 +134,14 @@ class Meter:
             "disk_stopped": budget.disk_time(self.policy, stopped=True, seconds=seconds) if stopped else Decimal(0),
             "egress": budget.egress(self.policy, sent),
         }
-        price = None
-        if latest is not None and not stopped:
-            fresh = isinstance(use.price, Reading)
-            price = {"usd_per_hour": text(latest), "source": use.price.source, "read": fresh}
+        price: dict[str, Any] | None = None
+        if paid is not None and not stopped:
+            fresh, value = isinstance(use.price, Reading), None if latest is None else text(latest)
+            price = {"usd_per_hour": value, "source": use.price.source, "read": fresh}
             if isinstance(use.price, NoReading):
                 price["reason"] = use.price.reason
+                if unconfirmed is not None:
+                    price["unconfirmed_usd_per_hour"] = text(unconfirmed)
             else:
                 price["catalogue"] = use.price.catalogue
         return {

@@ -15,6 +15,7 @@ from typing import Any
 from assay.errors import VerificationError
 from assay.files.digest import digest
 from assay.guard.policy import MOST, MOST_DIGITS, Policy, Rate
+from assay.recipe.fields import short
 
 SECONDS_PER_HOUR = 3600
 SECONDS_PER_MONTH = 730 * SECONDS_PER_HOUR  # 8,760 h ÷ 12, as the large providers count
@@ -25,6 +26,8 @@ UNITS: dict[str, tuple[str, int]] = {
     for span, seconds in (("second", 1), ("hour", SECONDS_PER_HOUR), ("month", SECONDS_PER_MONTH))
 }
 SKEW = timedelta(seconds=60)  # a clock may be so far ahead of ours
+FIXED = "fixed"  # the source of a price in a contract: it never jumps, and is mended in the policy
+LONGEST_REASON = 400  # characters: reasons quote foreign words, and stand in receipts
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,22 @@ class Reading:
 
 @dataclass(frozen=True)
 class NoReading:
-    """That no price could be had, from whom, when, and why; the digest of what came, if something came."""
+    """That no price could be had, from whom, when, and why; the digest of what came, if something came.
+
+    `unconfirmed`: a price was read that nobody confirmed; until then the machine may cost so many US dollars an hour,
+    the higher of that price and of the one that it contradicts.
+    """
 
     reason: str
     source: str
     fetched: datetime
     raw_sha256: str | None = None
+    unconfirmed: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        """Cut a reason that is too long to be read."""
+        if len(self.reason) > LONGEST_REASON:
+            object.__setattr__(self, "reason", self.reason[: LONGEST_REASON - 1] + "…")
 
 
 def per_machine_hour(value: Decimal, unit: str, gpus: int) -> Decimal:
@@ -120,9 +133,9 @@ def read(
     if isinstance(number, str):
         return NoReading(number, source, fetched, sha256)
     if not isinstance(unit, str) or unit not in UNITS:
-        return NoReading(f"the unit is {unit!r}; known are {', '.join(UNITS)}", source, fetched, sha256)
+        return NoReading(f"the unit is {short(unit)}; known are {', '.join(UNITS)}", source, fetched, sha256)
     if not isinstance(currency, str) or (currency != "USD" and currency not in rates):
-        reason = f"the currency is {currency!r}, for which the policy's rates state no rate with source and date"
+        reason = f"the currency is {short(currency)}, for which the policy's rates state no rate with source and date"
         return NoReading(reason, source, fetched, sha256)
     usd, rate = to_usd(number, currency, rates)
     value = per_machine_hour(usd, unit, gpus)
@@ -155,31 +168,55 @@ def judge(
 ) -> Reading | NoReading:
     """The candidate if it may be relied on, else why not. `previous` are valid readings, the newest last.
 
-    A change by more than `jump_factor`, up or down, needs a reading of another source (`second`) that is not stale and
-    lies nearer to the candidate than to the previous price, by ratio, and within that factor of it. A catalogue
-    does not confirm a live price.
+    A change by more than `jump_factor`, up or down, from the source's own last price needs a reading of another source
+    (`second`) that is not stale and lies nearer to the candidate than to that price, by ratio, and within that factor
+    of it. A first reading of its source needs one only where the others contradict it by more than that factor. A
+    catalogue neither confirms nor contradicts a live price, and what a contract fixes needs nobody.
     """
     if isinstance(candidate, NoReading):
         return candidate
+    most = policy.jump_factor
+
+    def none(reason: str, unconfirmed: Decimal | None = None) -> NoReading:
+        return NoReading(reason, candidate.source, candidate.fetched, candidate.raw_sha256, unconfirmed)
+
     reason = stale(candidate, policy, now)
-    if reason is None and previous and factor(candidate.value, previous[-1].value) > policy.jump_factor:
-        last = previous[-1].value
-        agreeing = [
-            one
-            for one in second
-            if isinstance(one, Reading)
-            and one.source != candidate.source
-            and (candidate.catalogue or not one.catalogue)
-            and stale(one, policy, now) is None
-            and factor(one.value, candidate.value) <= policy.jump_factor
-            and factor(one.value, candidate.value) < factor(one.value, last)
-        ]
-        if not agreeing:
-            reason = (
-                f"it jumped from {text(last)} to {text(candidate.value)} usd_per_hour, beyond jump_factor "
-                f"{text(policy.jump_factor)}, and no second source agrees"
-            )
-    return candidate if reason is None else NoReading(reason, candidate.source, candidate.fetched, candidate.raw_sha256)
+    if reason is not None:
+        return none(reason)
+    if candidate.source == FIXED:
+        return candidate
+    others = [
+        one.value
+        for one in second
+        if isinstance(one, Reading)
+        and one.source != candidate.source
+        and (candidate.catalogue or not one.catalogue)
+        and stale(one, policy, now) is None
+    ]
+    agreeing = [one for one in others if factor(one, candidate.value) <= most]
+    before = own(previous, candidate)
+    if before is None:
+        if agreeing or not others:
+            return candidate
+        return none(
+            f"it is the first of its source and says {text(candidate.value)} usd_per_hour, beyond jump_factor "
+            f"{text(most)} from the {text(max(others))} of another source",
+            max(candidate.value, *others),
+        )
+    last = before.value
+    near = [one for one in agreeing if factor(one, candidate.value) < factor(one, last)]
+    if near or factor(candidate.value, last) <= most:
+        return candidate
+    return none(
+        f"it jumped from {text(last)} to {text(candidate.value)} usd_per_hour, beyond jump_factor {text(most)}, and "
+        "no second source agrees",
+        max(candidate.value, last),
+    )
+
+
+def own(previous: Sequence[Reading], candidate: Reading) -> Reading | None:
+    """The newest of earlier readings that is of the candidate's source: prices of two sources are no jump."""
+    return next((one for one in reversed(previous) if one.source == candidate.source), None)
 
 
 def body(found: Reading | NoReading) -> dict[str, Any]:
@@ -188,6 +225,7 @@ def body(found: Reading | NoReading) -> dict[str, Any]:
         return {
             "usd_per_hour": None, "reason": found.reason, "source": found.source, "fetched": stamp(found.fetched),
             "raw_sha256": found.raw_sha256,
+            "unconfirmed_usd_per_hour": None if found.unconfirmed is None else text(found.unconfirmed),
         }  # fmt: skip
     return {
         "usd_per_hour": text(found.value), "stated": text(found.stated), "unit": found.unit, "currency": found.currency,
@@ -202,7 +240,9 @@ def from_body(said: Mapping[str, Any]) -> Reading | NoReading:
     try:
         fetched = moment(said["fetched"])
         if said["usd_per_hour"] is None:
-            return NoReading(str(said["reason"]), str(said["source"]), fetched, said["raw_sha256"])
+            most = said.get("unconfirmed_usd_per_hour")
+            unconfirmed = None if most is None else Decimal(most)
+            return NoReading(str(said["reason"]), str(said["source"]), fetched, said["raw_sha256"], unconfirmed)
         rate = None if said["rate"] is None else Rate.model_validate(said["rate"])
         valid = None if said["valid"] is None else moment(said["valid"])
         return Reading(
@@ -227,8 +267,11 @@ def stamp(at: datetime) -> str:
 def moment(stated: object) -> datetime:
     """The time that RFC 3339 text states, in UTC; ValueError when it states none with its offset."""
     if not isinstance(stated, str):
-        raise ValueError(f"{stated!r} is not a time")
-    at = datetime.fromisoformat(stated)
-    if at.tzinfo is None:
-        raise ValueError(f"{stated!r} is a time without its offset from UTC")
-    return at.astimezone(UTC)
+        raise ValueError(f"{short(stated)} is not a time")
+    try:
+        at = datetime.fromisoformat(stated)
+        if at.tzinfo is not None:
+            return at.astimezone(UTC)
+    except (ValueError, OverflowError):  # OverflowError: in UTC it lies outside the years 1 to 9999
+        raise ValueError(f"{short(stated)} is not a time such as 2026-11-11T15:29:00Z") from None
+    raise ValueError(f"{short(stated)} is a time without its offset from UTC")

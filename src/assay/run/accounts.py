@@ -98,6 +98,8 @@ class Account:
     reached: int | None = None  # updates below this were done at least once while somebody metered
     metrics_bytes: int = 0  # of the metrics file, taken up by the meter
     first_reached: int | None = None  # the updates that were done before metering began
+    # The higher price that was read and that nobody confirmed, since the last reading; by allocation.
+    unconfirmed: dict[str | None, Decimal] = field(default_factory=dict)
     highest: Decimal | None = None  # the highest price an hour: what GPU time without any price is counted at
 
     @property
@@ -306,7 +308,7 @@ def take(result: Account, receipt: Receipt) -> None:
             _price(known)
         if result.reserve is not None and result.reserve["usd"] is not None:
             decimal(result.reserve["usd"])
-    except (KeyError, TypeError, ValueError, InvalidOperation) as fault:
+    except (KeyError, TypeError, ValueError, OverflowError, InvalidOperation) as fault:
         raise VerificationError(f"receipt {receipt.seq} ({receipt.kind}) was not written by Assay: {fault!r}") from None
 
 
@@ -326,8 +328,13 @@ def _spend(result: Account, receipt: Receipt, said: Mapping[str, Any]) -> None:
     result.metrics_bytes = max(result.metrics_bytes, int(seen["stop"]))
     result.reserve = said["reserve"] or result.reserve
     result.late = int(said["late"]["useful"]), int(said["late"]["recomputed"])
-    if said["price"] is not None:
-        result.prices[allocation] = decimal(said["price"]["usd_per_hour"])
+    read = said["price"] or {}
+    if read.get("usd_per_hour") is not None:
+        result.prices[allocation] = decimal(read["usd_per_hour"])
+    if read.get("read"):
+        result.unconfirmed.pop(allocation, None)
+    if read.get("unconfirmed_usd_per_hour") is not None:
+        result.unconfirmed[allocation] = decimal(read["unconfirmed_usd_per_hour"])
     whole = Spend(receipt.seq, allocation, said["state"], start, stop, usd, price, useful, recomputed)
     if price is not None:
         result.highest = max(price, result.highest or price)
