@@ -226,7 +226,7 @@ class Argvs(Part):
     list: Words
     stop: Words
     start: Words | None = None
-    timeout_seconds: Count = 120
+    timeout_seconds: Seconds = 120
 
 
 class RunpodPod(Part):
@@ -236,14 +236,14 @@ class RunpodPod(Part):
     url: Text = "https://api.runpod.io"
     action_url: Text = "https://rest.runpod.io"
     key_variable: Text = "RUNPOD_API_KEY"
-    timeout_seconds: Count = 30
+    timeout_seconds: Seconds = 30
 
 
 class SkypilotCluster(Part):
     """An unmanaged cluster, through the `sky` command (or what ASSAY_SKY names)."""
 
     cluster: Text
-    timeout_seconds: Count = 600
+    timeout_seconds: Seconds = 600
 
 
 class Through(Part):
