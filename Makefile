@@ -22,7 +22,7 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not kills and not root'
 
 kills: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m kills
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load -m kills
 
 root: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m root
