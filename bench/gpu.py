@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from assay.plan.peaks import peak
 
 from assay.data import queue as queues
 from assay.data.shard import Source, open_shard, write_shard
 from assay.ledger.ledger import read
 from assay.plan.figures import flops_per_position
 from assay.plan.memory import memory
+from assay.plan.peaks import peak
 from assay.recipe import load as recipes
 from assay.run import metrics
 
