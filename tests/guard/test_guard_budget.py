@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,9 +24,10 @@ from assay.guard.budget import Money, bill, fund
 from assay.guard.meter import Meter, State, Use
 from assay.guard.policy import Rate, from_yaml
 from assay.guard.prices import read
+from assay.ledger.ledger import read as read_ledger
 from assay.recipe import load as recipes
 from assay.run.folder import RunFolder, create
-from assay.run.history import history
+from assay.run.history import gather, history
 
 T0 = datetime(2026, 11, 10, tzinfo=UTC)
 EUR = Rate(usd=Decimal("1.08"), source="ECB", date="2026-11-11")
@@ -214,6 +216,34 @@ def test_a_copy_that_was_made_says_how_long_one_takes(run: RunFolder) -> None:
     used = budget.reserve(run, history(run.ledger), from_yaml(POLICY, "policy.yaml"), Decimal(36))["from"]
     assert (used["copy_bytes"], used["copy_seconds_measured"]) == (12_345, True)
     assert used["copy_seconds"] < 60
+
+
+def test_a_copy_that_waited_for_the_mirror_does_not_swell_the_reserve(run: RunFolder) -> None:
+    """Saved at 1 h, 2 h and 8 h; the mirror was away until 20 h, and proves the copies ten minutes apart."""
+    ledger = run.open_ledger()
+    body = {"checkpoint": "full", "step": 6, "segment": 1, "folder": "checkpoints/step-000006", "state_sha256": None,
+            "weights_sha256": "w", "order_digest": "o"}  # fmt: skip
+    copied = {"mirror": "x", "verify": "readback", "bytes": 12_345}
+    for name in "abc":
+        ledger.append("checkpoint.saved", {**body, "manifest_sha256": name})
+    for name in "abc":
+        ledger.append("checkpoint.mirrored", {**copied, "manifest_sha256": name})
+    times = {"saved": iter((1.0, 2.0, 8.0)), "mirrored": iter((20.0, 20 + 1 / 6, 20 + 2 / 6))}
+    first, *later = read_ledger(run.ledger)
+    receipts = [replace(one, time=(T0 + timedelta(hours=next(times[one.kind[11:]]))).isoformat()) for one in later]
+    policy = from_yaml(POLICY, "policy.yaml")
+    for copies, seconds, measured in ((3, 600, True), (1, 1800, False)):
+        told = gather([first, *receipts[: 3 + copies]])
+        used = budget.reserve(run, told, policy, Decimal(36))["from"]
+        assert (used["copy_seconds"], used["copy_seconds_measured"]) == (seconds, measured)
+
+
+def test_a_reserve_without_a_price_of_egress_is_at_least_so_much(run: RunFolder) -> None:
+    bare = from_yaml(POLICY.replace('egress_usd_per_gb: "0.05", ', ""), "policy.yaml")
+    for policy, at_least in ((bare, True), (from_yaml(POLICY, "policy.yaml"), False)):
+        facts = expenses.report(run, budget.reserve(run, history(run.ledger), policy, Decimal(36)))
+        assert facts["reserve_at_least"] is at_least
+        assert ("reserve (computed, at least)" in expenses.as_markdown(facts)) is at_least
 
 
 def test_the_report_tells_allocations_useful_and_wasted_apart(lived: RunFolder) -> None:

@@ -190,11 +190,14 @@ def _show(title: str, facts: dict[str, Any]) -> None:
     from assay.cli import show
     from assay.guard.expenses import dollars, gaps
 
+    at_least = "at least " if facts["reserve_at_least"] else ""
     shown = {
         "funds": dollars(facts["funds"]) if facts["funds"] else "none entered",
         "spent, estimated": dollars(facts["spent_estimated"]),
         "spent, billed": dollars(facts["spent_billed"]) if facts["spent_billed"] else "no bill entered",
-        "reserve": dollars(facts["reserve"]) if facts["reserve"] else "not stated; --policy or --reserve-usd state it",
+        "reserve": at_least + dollars(facts["reserve"])
+        if facts["reserve"]
+        else "not stated; --policy or --reserve-usd state it",
         **{f"reserve for {name.replace('_', ' ')}": dollars(value) for name, value in facts["reserve_parts"].items()},
         "remaining": dollars(facts["remaining"]),
         "affordable updates": facts["affordable"] if facts["affordable"] is not None else facts["affordable_unknown"],

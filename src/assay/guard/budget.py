@@ -155,17 +155,19 @@ def reserve(run: RunFolder, told: History, policy: Policy, usd_per_hour: Decimal
 
     Set by the policy, or the sum of: one safe stop (until the guard looks again, and a save), one full copy (the
     machine's time for it, and egress), `disk_days` of the stopped machine's disk, one restart. A copy takes what the
-    newest one took, else `save_timeout_seconds`; it has that one's bytes, else what the plan says.
+    newest one took, `save_timeout_seconds` where that is unknown or longer; it has that one's bytes, else what the
+    plan says. A part that is null is not in the sum.
     """
     if isinstance(policy.reserve, SetReserve):
         return {"usd": text(policy.reserve.usd), "how": "set", "parts": {}, "from": {}}
     machine = policy.machine
-    size, seconds = _copy(run, told)
+    size, took = _copy(run, told)
+    most = policy.save_timeout_seconds  # for longer nobody waits
     used = {
         "usd_per_hour": None if usd_per_hour is None else text(usd_per_hour),
         "stop_seconds": policy.interval_seconds + machine.save_seconds,
-        "copy_seconds": policy.save_timeout_seconds if seconds is None else seconds,
-        "copy_seconds_measured": seconds is not None,
+        "copy_seconds": most if took is None else min(most, took),
+        "copy_seconds_measured": took is not None and took <= most,
         "copy_bytes": size,
         "disk_days": machine.disk_days,
         "restart_seconds": machine.restart_seconds,
@@ -219,12 +221,16 @@ def last_price(told: History) -> Decimal | None:
 
 
 def _copy(run: RunFolder, told: History) -> tuple[int, int | None]:
-    """Bytes of a full copy, and the seconds that the newest one took from its save to its proof, if there is one."""
+    """Bytes of a full copy, and the seconds that the newest one took to its proof, if there is one.
+
+    It began when it was saved, or when the copy before it was proved: copies are made one after another.
+    """
     saved = {one.manifest_sha256: one.time for one in told.saved if one.kind == "full"}
-    for receipt in reversed(told.mirrored):
+    for place, receipt in reversed(list(enumerate(told.mirrored))):
         begun = saved.get(receipt.body["manifest_sha256"])
         if begun and type(receipt.body.get("bytes")) is int:
-            took = (accounts.moment(receipt.time) - accounts.moment(begun)) // accounts.MICROSECONDS
+            times = [begun, *(one.time for one in told.mirrored[max(0, place - 1) : place])]
+            took = (accounts.moment(receipt.time) - max(map(accounts.moment, times))) // accounts.MICROSECONDS
             return receipt.body["bytes"], max(0, took)
     recipe = run.recipe()
     return int(disk(recipe, checkpoint_steps(recipe, None))["full_checkpoint"]), None

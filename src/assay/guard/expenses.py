@@ -65,7 +65,8 @@ def report(run: RunFolder, reserve: dict[str, Any] | None = None) -> dict[str, A
         "spent": _text(spent),
         "reserve": _text(money.reserve_usd),
         "reserve_how": money.reserve["how"] if money.reserve else None,
-        "reserve_parts": money.reserve["parts"] if money.reserve else {},
+        "reserve_parts": (parts := money.reserve["parts"] if money.reserve else {}),
+        "reserve_at_least": None in parts.values(),
         "reserve_from": money.reserve["from"] if money.reserve else {},
         "remaining": _text(money.remaining),
         "affordable": money.affordable(step),
@@ -224,13 +225,14 @@ def _whole(facts: Mapping[str, Any]) -> list[Any]:
 def as_markdown(facts: Mapping[str, Any]) -> str:
     """The report as a page of Markdown."""
     lines = [f"# Expenses of {_word(facts['name'])}", "", f"Run `{facts['run_id']}`. Amounts are US dollars."]
-    until = facts["metered_until"]
+    until, how = facts["metered_until"], facts["reserve_how"]
+    how = f"{how}, at least" if facts["reserve_at_least"] else how
     lines += ["", "## Budget", "", *_table(("", "US dollars"), [
         ("funds" + (f" ({facts['purpose']})" if facts["purpose"] else ""), dollars(facts["funds"])),
         ("spent, estimated" + (f" (metered until {until})" if until else ""), dollars(facts["spent_estimated"])),
         ("spent, billed", dollars(facts["spent_billed"])),
         ("spent: bills, and estimates of what no bill covers", dollars(facts["spent"])),
-        ("reserve" + (f" ({facts['reserve_how']})" if facts["reserve_how"] else ""), dollars(facts["reserve"])),
+        ("reserve" + (f" ({how})" if how else ""), dollars(facts["reserve"])),
         ("remaining: funds less spent less reserve", dollars(facts["remaining"])),
         ("per billion useful positions", dollars(facts["usd_per_billion_positions"])),
     ])]  # fmt: skip
