@@ -145,6 +145,9 @@ def test_the_future_changes_nothing(
     assert whole.pieces[: len(one.pieces) - 1] == one.pieces[:-1]
 
 
+DISK = 'disk_gb: 730, disk_usd_per_gb_month_running: "2", disk_usd_per_gb_month_stopped: "1"'
+
+
 def least(found: Outcome, market: Trace, rules: Policy) -> Decimal:
     plan = optimum(market, rules, useful=found.useful)
     assert plan is not None
@@ -153,9 +156,12 @@ def least(found: Outcome, market: Trace, rules: Policy) -> Decimal:
 
 @settings(deadline=None, max_examples=25)
 @given(ROWS, st.sampled_from(["", 'zones: {move_fraction: "0.9"}\n', 'zones: {max_usd_per_hour: "17"}\n',
-                              "zones: {settle_seconds: 1800}\n"]))  # fmt: skip
-def test_nobody_is_cheaper_than_the_optimum(rows: list[tuple[int, str, bool, Decimal]], zones: str) -> None:
-    market, rules = made(rows), policy(zones, "save_seconds: 0")
+                              "zones: {settle_seconds: 1800}\n"]),
+       st.sampled_from(["save_seconds: 0", f"save_seconds: 0, {DISK}"]))  # fmt: skip
+def test_nobody_is_cheaper_than_the_optimum(
+    rows: list[tuple[int, str, bool, Decimal]], zones: str, machine: str
+) -> None:
+    market, rules = made(rows), policy(zones, machine)
     done = simulate(market, rules)
     if done.useful:
         assert least(done, market, rules) <= done.spent + Decimal("1e-9")
@@ -173,10 +179,17 @@ def test_the_optimum_waits_for_what_a_blind_rule_cannot_know() -> None:
     assert optimum(market, rules, useful=Decimal(600 * 60)) is None
 
 
+def test_the_optimum_pays_the_last_price_where_none_is_stated_and_the_disk() -> None:
+    market = trace(120, (0, "a", 1, "12"), (20, "a", 1, None), (60, "a", 0, None))
+    done, plan = simulate(market, policy()), optimum(market, policy("", DISK))
+    assert plan is not None
+    assert (done.spent, done.useful) == (12, 45 * 60 - 10)
+    assert (plan.spent, plan.useful) == (12 + 3, 45 * 60 - 10)
+
+
 def test_disks_are_paid_for_running_and_stopped_where_the_policy_states_them() -> None:
-    disk = 'disk_gb: 730, disk_usd_per_gb_month_running: "2", disk_usd_per_gb_month_stopped: "1"'
     market = trace(120, (0, "a", 1, "12"), (60, "a", 0, "12"))
-    done, bare = simulate(market, policy("", disk)), simulate(market, policy())
+    done, bare = simulate(market, policy("", DISK)), simulate(market, policy())
     assert done.disk == 3  # an hour at 2 dollars and an hour at 1
     assert done.spent == bare.spent + 3
 

@@ -14,6 +14,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+from assay.guard.budget import disk_time
 from assay.guard.decision import SECONDS_PER_HOUR, exact_seconds
 from assay.guard.policy import Policy
 from assay.guard.traces import Trace
@@ -57,18 +58,26 @@ def optimum(
 ) -> Plan | None:
     """The cheapest plan with at least `useful` seconds of training; None when no plan reaches so many.
 
-    A machine is launched at a change of the trace or one of the policy's looks, of `interval_seconds`; disks are
-    left out. Of plans with more hours than asked the one with the least cost per further hour is meant, which is
-    also the cheapest for its own hours.
+    A machine is launched at a change of the trace or one of the policy's looks, of `interval_seconds`; where no price
+    is stated it costs its zone's last one. Disks cost what they cost the simulator. Of plans with more hours than asked
+    the one with the least cost per further hour is meant, which is also the cheapest for its own hours.
     """
-    market = _cut(trace, policy, begin or trace.start, end or trace.end)
+    first, last = begin or trace.start, end or trace.end
+    # A disk costs this anyhow, and so much more while its machine is paid for.
+    stopped = disk_time(policy, stopped=True, seconds=exact_seconds(first, last)) or Decimal(0)
+    hour = Decimal(SECONDS_PER_HOUR)
+    more_paid = (disk_time(policy, stopped=False, seconds=hour) or Decimal(0)) - (
+        disk_time(policy, stopped=True, seconds=hour) or Decimal(0)
+    )
+    market = _cut(trace, policy, first, last, more_paid)
     save = Decimal(policy.machine.save_seconds)
     known = [price for zone in market.prices for price in zone if price is not None]
     if not known:
         return None
     # What a useful hour is worth is raised from below the cheapest (nothing is done) to where everything is done;
     # between two plans lies, at the worth at which they are equal, a better one or none.
-    less, more = _plan(market, min(known) / 2, save), _plan(market, 1_000_000 * max(known), save)
+    worthless = min(known) / 2 if min(known) > 0 else 2 * min(known) - 1
+    less, more = _plan(market, worthless, save), _plan(market, 1_000_000 * max(known), save)
     if more.useful < useful or not more.useful:
         return None
     while True:
@@ -77,14 +86,15 @@ def optimum(
         gain = worth * (between.useful - less.useful) / SECONDS_PER_HOUR - (between.spent - less.spent)
         if gain <= Decimal("1e-9") or between.useful in (less.useful, more.useful):
             slope = (more.spent - less.spent) / (more.useful - less.useful)
-            return replace(more, least=max(less.spent + slope * (useful - less.useful), Decimal(0)))
+            least = max(less.spent + slope * (useful - less.useful), Decimal(0))
+            return replace(more, spent=more.spent + stopped, least=least + stopped)
         if between.useful >= max(useful, Decimal(1)):
             more = between
         else:
             less = between
 
 
-def _cut(trace: Trace, policy: Policy, begin: datetime, end: datetime) -> _Market:
+def _cut(trace: Trace, policy: Policy, begin: datetime, end: datetime, more_paid: Decimal) -> _Market:
     looks, step = [begin], timedelta(seconds=policy.interval_seconds)
     while looks[-1] + step < end:
         looks.append(looks[-1] + step)
@@ -92,10 +102,13 @@ def _cut(trace: Trace, policy: Policy, begin: datetime, end: datetime) -> _Marke
     restart = timedelta(seconds=policy.machine.restart_seconds)
     times = sorted({*times, *(time + restart for time in times if time + restart < end)})
     prices: dict[str, list[Decimal | None]] = {}
+    stated: dict[str, Decimal] = {}
     for change in trace.changes:
+        if change.usd_per_hour is not None:
+            stated[change.zone] = change.usd_per_hour + more_paid
         row = prices.setdefault(change.zone, [None] * (len(times) - 1))
         at = bisect_left(times, change.time) if change.time > begin else 0
-        row[at:] = [change.usd_per_hour if change.available else None] * (len(row) - at)
+        row[at:] = [stated.get(change.zone) if change.available else None] * (len(row) - at)
     lengths = [exact_seconds(one, other) for one, other in pairwise(times)]
     ready = [bisect_left(times, time + restart) for time in times]
     rows = list(prices.values())
