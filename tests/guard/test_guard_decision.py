@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from assay.guard.decision import (
@@ -21,6 +21,7 @@ from assay.guard.decision import (
     ahead,
     decide,
     limit,
+    needed,
     per_billion,
 )
 from assay.guard.policy import Policy, from_yaml
@@ -33,7 +34,9 @@ STEP = 300
 @cache
 def policy(extra: str = "") -> Policy:
     return from_yaml(
-        'name: test\nmachine: {gpus: 8}\nceiling: {usd_per_billion_positions: "125"}\ninterval_seconds: 300\n' + extra,
+        "name: test\nmachine: {gpus: 8}\ninterval_seconds: 300\n"
+        + ("" if "ceiling:" in extra else 'ceiling: {usd_per_billion_positions: "125"}\n')
+        + extra,
         "test.yaml",
     )
 
@@ -43,12 +46,13 @@ def at(steps: float) -> datetime:
 
 
 def running(prices: list[str | None], extra: str = "", spent: str = "0", gained: int = RATE) -> Decision:
-    """The decision after looks at these prices, of a machine that has trained at `gained` an hour since the first."""
-    points = tuple(
-        Point(at(k), None if price is None else Decimal(price), gained * k * STEP // 3600)
+    """The decision after looks at these prices, of a machine that trains at `gained` an hour since the look before."""
+    rest = (
+        Point(at(k), None if price is None else Decimal(price), gained * (k + 1) * STEP // 3600)
         for k, price in enumerate(prices)
     )
-    history = History(points, Purse(Decimal(spent)), Allocation("here", T0, T0))
+    points = (Point(at(-1), Decimal(14), 0), *rest)
+    history = History(points, Purse(Decimal(spent)), Allocation("here", at(-1), at(-1)))
     return decide(history, policy(extra), at(len(prices) - 1))
 
 
@@ -80,7 +84,7 @@ def test_recomputed_positions_are_not_useful_so_the_same_price_is_above() -> Non
     prices = ["14"] * 5
     assert running(prices, gained=RATE).verb == "run"
     assert running(prices, gained=RATE * 9 // 10).verb == "stop"
-    assert running(prices, gained=0).usd_per_billion == Decimal("Infinity")
+    assert running(["14"] * 16, gained=0).usd_per_billion == Decimal("Infinity")
 
 
 def test_a_start_is_not_judged_until_the_window_has_passed() -> None:
@@ -88,6 +92,27 @@ def test_a_start_is_not_judged_until_the_window_has_passed() -> None:
     history = History(looks[:12], Purse(Decimal(0)), Allocation("here", T0, None))
     assert decide(history, policy(), at(11)).verb == "run"
     assert decide(replace(history, points=looks), policy(), at(19)).cause == "ceiling"
+
+
+def after_a_restart(again: float, looks: int, price: str = "14") -> Decision:
+    """A machine that does updates again for `again` looks after its start of three, then new ones at the full pace."""
+    gained = (max(Decimal(0), k - 3 - Decimal(again)) * RATE * STEP / 3600 for k in range(looks))
+    points = tuple(Point(at(k), Decimal(price), RATE + int(new)) for k, new in enumerate(gained))
+    return decide(History(points, Purse(Decimal(0)), Allocation("here", T0, at(3))), policy(), at(looks - 1))
+
+
+def test_updates_done_again_after_a_restart_are_a_start_and_not_a_price() -> None:
+    for again in (0.9, 4, 6.5, 11):  # ten minutes to nearly an hour
+        assert {after_a_restart(again, looks).verb for looks in range(4, 40)} == {"run"}
+    # The first look at something new covers some of both; the price is judged from there on, and is the true one.
+    assert after_a_restart(6.5, 11).usd_per_billion is None
+    assert abs((after_a_restart(6.5, 12).usd_per_billion or 0) * RATE / 10**9 - 14) < Decimal("1e-5")
+    assert after_a_restart(6.5, 15, "15.6").cause == "ceiling"
+
+
+def test_an_hour_of_training_without_anything_new_is_no_start_any_more() -> None:
+    assert after_a_restart(100, 18).verb == "run"
+    assert after_a_restart(100, 19).cause == "ceiling"  # the window has passed at looks 15, 16, 17 and 18
 
 
 def test_the_window_looks_back_so_far_and_no_further() -> None:
@@ -105,8 +130,63 @@ def test_the_budget_stops_before_the_next_look_could_cross_it(spent: Decimal, pr
     bound = limit(history.purse, rules)
     assert bound == 400 - reserve
     said = decide(history, rules, T0)
-    assert said.verb == ("stop" if spent + ahead(price, rules) > bound else "run")
+    assert said.verb == ("stop" if spent + needed(price, history.purse, rules) > bound else "run")
     assert ahead(price, rules) == price * 3 * (rules.interval_seconds + rules.machine.save_seconds) / 3600
+
+
+@settings(deadline=None)
+@given(st.decimals("0", "400", places=2), st.decimals("1", "60", places=2), st.decimals("0", "50", places=2))
+@example(Decimal(388), Decimal(20), Decimal(0))
+def test_a_copy_that_takes_all_of_its_time_keeps_to_the_cap_also_with_a_small_reserve(
+    spent: Decimal, price: Decimal, reserve: Decimal
+) -> None:
+    rules = from_yaml('name: t\nmachine: {gpus: 8}\ncap_usd: "400"\n', "t")
+    history = History((Point(T0, price, 0),), Purse(spent, reserve), Allocation("here", T0))
+    if decide(history, rules, T0).verb == "run":
+        assert spent + ahead(price, rules) + price * rules.save_timeout_seconds / 3600 <= 400
+        assert spent + ahead(price, rules) <= 400 - reserve
+
+
+def test_the_budget_is_kept_without_readings_too() -> None:
+    """At the last known price: of this allocation, of one before, or one that was refused since and is higher."""
+    cap = 'cap_usd: "100"\nreserve: {usd: "0"}\n'
+    silence: list[str | None] = ["14", *[None] * 20]
+    assert running(silence, cap, spent="89").cause == "no_reading"  # the next look and a stop cost 3.62 + 7
+    assert running(silence, cap, spent="90").cause == "budget"
+    assert running([None] * 3, cap, spent="5000").cause == "budget"
+    nothing = tuple(Point(at(k), None, 0) for k in range(13))
+    history = History(nothing, Purse(Decimal(101)), Allocation("here", T0, None))
+    assert decide(history, policy(cap), at(1)).cause == "budget"
+    dearer = replace(nothing[2], refused=Decimal(50))
+    history = History((Point(at(-1), Decimal(14), 0), *nothing[:2], dearer), Purse(Decimal(63)), history.allocation)
+    assert decide(history, policy(cap), at(2)).cause == "budget"
+    assert decide(replace(history, purse=Purse(Decimal(62))), policy(cap), at(2)).verb == "run"
+    assert decide(replace(history, points=history.points[:-1]), policy(cap), at(1)).verb == "run"
+
+
+def test_where_money_is_limited_and_no_price_was_ever_known_missing_readings_stop() -> None:
+    nothing = tuple(Point(at(k), None, 0) for k in range(13))
+    history = History(nothing, Purse(Decimal(0)), Allocation("here", T0, None))
+    assert decide(history, policy(), at(12)).verb == "run"
+    assert decide(history, policy('cap_usd: "100"\n'), at(11)).verb == "run"
+    stop = decide(history, policy('cap_usd: "100"\n'), at(12))
+    assert (stop.verb, stop.cause, kinds(stop)[-2:]) == ("stop", "no_reading", ["alarm", "alarm"])
+
+
+def short(spent: str, *prices: str | None) -> Decision:
+    """Stopped without a hold, after these looks, with 100 dollars in all."""
+    points = tuple(Point(at(k), None if p is None else Decimal(p), 0) for k, p in enumerate(prices))
+    zones = (Zone("here", True, T0, points[-1].usd_per_hour),)
+    history = History(points, Purse(Decimal(spent)), None, None, zones)
+    return decide(history, policy('cap_usd: "100"\nreserve: {usd: "0"}\nceiling: null\n'), at(len(prices) - 1))
+
+
+def test_a_dear_moment_is_waited_for_and_a_purse_that_is_too_small_for_any_start_holds() -> None:
+    wait = short("56", "14", "69.9")  # a start costs 15 + 10 minutes × 3 and half an hour's stop: 70.40, at 14 14.10
+    assert (wait.verb, wait.cause, wait.steps) == ("wait", "budget", ())
+    assert short("56", "14", "69.9", "14").verb == "take"
+    assert kinds(short("56", "69.9", "69.9")) == ["hold", "alarm"]
+    assert kinds(short("86", "14", "69.9")) == ["hold", "alarm"]
 
 
 @settings(deadline=None)
@@ -154,6 +234,15 @@ def test_it_comes_back_after_readings_well_below_the_ceiling() -> None:
     assert held("ceiling", ["13.5", "13.5", "13.6", "13.5"]).verb == "wait"
     back = held("ceiling", ["16", "13.5", "13.5", "13.5", "13.5"])
     assert (back.verb, kinds(back)) == ("take", ["lift", "take"])
+
+
+def test_without_a_measured_pace_nobody_can_say_which_price_is_low_enough() -> None:
+    for price in ("500", "1"):
+        said = held("ceiling", [price] * 9, rate=None)
+        assert (said.verb, said.cause) == ("wait", "held")
+        assert "a person lifts it" in said.reason
+    assert held("ceiling", ["500"] * 4, rate=None, extra="ceiling: null\n").verb == "take"
+    assert held("no_reading", ["1"] * 4, rate=None).verb == "take"
 
 
 def test_what_a_person_or_the_budget_stopped_a_person_lifts() -> None:
@@ -230,4 +319,6 @@ def test_a_move_needs_a_much_better_price_and_a_machine_that_trains() -> None:
     assert moving(None, "2").verb == "run"
     assert moving(4, "2").verb == "run"
     assert moving(0, "2", "").verb == "run"
-    assert moving(0, "12", 'zones: {move_fraction: "0.9"}\ncap_usd: "5"\n').verb == "run"
+    # the next look and the copy of this machine, 3.62 + 7, the start of the other and what it needs, 3 + 3.10 + 6
+    assert moving(0, "12", 'zones: {move_fraction: "0.9"}\ncap_usd: "22.71"\n').verb == "run"
+    assert moving(0, "12", 'zones: {move_fraction: "0.9"}\ncap_usd: "22.72"\n').verb == "move"

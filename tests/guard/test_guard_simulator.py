@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from assay.errors import InputError
 from assay.guard.clairvoyant import optimum
+from assay.guard.decision import Decision, History, decide
 from assay.guard.policy import Policy, from_yaml
 from assay.guard.simulator import Outcome, facts, simulate
 from assay.guard.traces import Change, Trace
@@ -87,13 +88,40 @@ def test_a_price_above_the_ceiling_stops_it_once_and_a_low_one_brings_it_back() 
     assert second.begin == at(510)  # at 480, 490, 500 and 510 it is at most 0.9 × 14.4
 
 
+def test_a_price_that_is_missing_does_not_switch_the_budget_off() -> None:
+    """The simulated machine goes on costing its last price; the guard goes on counting it."""
+    market = trace(2880, (0, "a", 1, "20"), (30, "a", 1, None))
+    done = simulate(market, policy('cap_usd: "100"\nreserve: {usd: "0"}\n'))
+    assert done.decision.cause == "held"
+    assert 70 < done.spent <= 100
+
+
+def test_readings_count_however_long_the_silence_between_them() -> None:
+    # 50 dollars an hour are 13,889 dollars per 10^9; a price once an hour, nothing at the five looks between
+    rows = [(10 * k, "a", 1, "50" if k % 6 == 0 else None) for k in range(1, 100)]
+    done = simulate(trace(1000, (0, "a", 1, "10"), *rows), policy('ceiling: {usd_per_billion_positions: "4000"}\n'))
+    assert done.stops == 1
+    assert done.pieces[-1].end == at(240)
+
+
+def test_a_dear_moment_does_not_end_a_run_that_could_pay_a_usual_start() -> None:
+    market = trace(2880, (0, "a", 1, "14"), (240, "a", 0, "14"), (240, "b", 1, "69.9"), (260, "b", 0, "69.9"),
+                   (260, "a", 1, "14"))  # fmt: skip
+    done = simulate(market, policy('cap_usd: "100"\nreserve: {usd: "0"}\nzones: {avoid_seconds: 0}\n'))
+    assert [piece.zone for piece in done.pieces] == ["a"] * 4
+    assert done.starts == 2
+    assert 56 + 14 < done.spent <= 100
+
+
+Row = tuple[int, str, bool, Decimal | None]
 ROWS = st.lists(
-    st.tuples(st.integers(0, 600), st.sampled_from("abc"), st.booleans(), st.decimals("10", "29.9", places=2)),
+    st.tuples(st.integers(0, 600), st.sampled_from("abc"), st.booleans(),
+              st.decimals("10", "29.9", places=2) | st.none()),
     min_size=1, max_size=30,
 )  # fmt: skip
 
 
-def made(rows: list[tuple[int, str, bool, Decimal]]) -> Trace:
+def made(rows: list[Row]) -> Trace:
     changes = tuple(Change(at(when), *rest) for when, *rest in sorted(rows, key=lambda row: row[0]))
     return Trace((Change(T0, "a", True, Decimal(15)), *changes), T0, at(900))
 
@@ -101,7 +129,7 @@ def made(rows: list[tuple[int, str, bool, Decimal]]) -> Trace:
 @settings(deadline=None, max_examples=60)
 @given(ROWS, st.integers(0, 300), st.integers(0, 40), st.booleans())
 def test_it_never_spends_beyond_the_budget_less_the_reserve(
-    rows: list[tuple[int, str, bool, Decimal]], cap: int, reserve: int, moves: bool
+    rows: list[Row], cap: int, reserve: int, moves: bool
 ) -> None:
     """Prices rise by less than the jump factor of 3 between two looks; the last stop's save is included."""
     zones = 'zones: {move_fraction: "0.95"}\n' if moves else ""
@@ -121,23 +149,37 @@ def test_a_price_that_nearly_triples_right_after_a_look_does_not_break_the_budge
 
 @settings(deadline=None, max_examples=40)
 @given(ROWS, st.integers(0, 300), st.integers(0, 300), st.booleans())
-def test_more_money_never_trains_less(
-    rows: list[tuple[int, str, bool, Decimal]], one: int, other: int, moves: bool
-) -> None:
+def test_money_changes_nothing_until_it_is_short(rows: list[Row], one: int, other: int, moves: bool) -> None:
+    """Up to the first look at which the smaller purse says that it is, both purses do the same.
+
+    Later the larger one may train less: it pays for a dear start where the smaller one waits for a cheap one.
+    """
     zones = 'zones: {move_fraction: "0.95"}\n' if moves else ""
-    low, high = (simulate(made(rows), policy(f'cap_usd: "{cap}"\n{zones}')) for cap in sorted((one, other)))
-    assert low.positions <= high.positions
-    assert low.spent <= high.spent
+
+    def verbs(cap: int) -> list[tuple[str, str, str | None]]:
+        said = list[tuple[str, str, str | None]]()
+
+        def heard(history: History, rules: Policy, now: datetime) -> Decision:
+            found = decide(history, rules, now)
+            said.append((found.verb, found.cause, found.zone))
+            return found
+
+        simulate(made(rows), policy(f'cap_usd: "{cap}"\n{zones}'), decide=heard)
+        return said
+
+    low, high = (verbs(cap) for cap in sorted((one, other)))
+    for less, more in zip(low, high, strict=True):
+        if less != more:
+            assert less[1] == "budget" or (less[0], more[0]) == ("run", "move")  # a move that cannot be paid for
+            break
 
 
 @settings(deadline=None, max_examples=40)
 @given(ROWS, ROWS, st.sampled_from(["", 'zones: {move_fraction: "0.9", settle_seconds: 900}\n']))
-def test_the_future_changes_nothing(
-    rows: list[tuple[int, str, bool, Decimal]], future: list[tuple[int, str, bool, Decimal]], zones: str
-) -> None:
+def test_the_future_changes_nothing(rows: list[Row], future: list[Row], zones: str) -> None:
     """Whatever comes after minute 600, what was done and spent until then is the same."""
     rules = policy(zones)
-    later = [(when + 601, *rest) for when, *rest in future]
+    later: list[Row] = [(when + 601, zone, up, usd) for when, zone, up, usd in future]
     one = simulate(made(rows), rules, end=at(600))
     other = simulate(made([*rows, *later]), rules, end=at(600))
     assert (one.spent, one.positions, one.pieces) == (other.spent, other.positions, other.pieces)
@@ -158,9 +200,7 @@ def least(found: Outcome, market: Trace, rules: Policy) -> Decimal:
 @given(ROWS, st.sampled_from(["", 'zones: {move_fraction: "0.9"}\n', 'zones: {max_usd_per_hour: "17"}\n',
                               "zones: {settle_seconds: 1800}\n"]),
        st.sampled_from(["save_seconds: 0", f"save_seconds: 0, {DISK}"]))  # fmt: skip
-def test_nobody_is_cheaper_than_the_optimum(
-    rows: list[tuple[int, str, bool, Decimal]], zones: str, machine: str
-) -> None:
+def test_nobody_is_cheaper_than_the_optimum(rows: list[Row], zones: str, machine: str) -> None:
     market, rules = made(rows), policy(zones, machine)
     done = simulate(market, rules)
     if done.useful:

@@ -4,17 +4,20 @@ The loop that watches a run and the simulator ask the same function; what it ans
 no clock, no file and no network, and remembers nothing: all that counts is in the `History`.
 
 **Ceiling.** A reading's price is brought to US dollars per 10^9 useful positions by the positions that the trailing
-window gained, beginning at the allocation's first update: a start is waste, not a price. `readings` valid readings of
-this allocation in a row above the ceiling stop it. Readings that are none neither count nor break the row.
+window gained, beginning at the allocation's first new position: a start is waste, not a price, and so are the updates
+done again after it, until a window has passed. `readings` valid readings of this allocation in a row above the ceiling
+stop it. Readings that are none neither count nor break the row.
 **Budget.** The last point at which a stop still keeps to the limit, should the price rise by `jump_factor` until the
-next look, is the last point: spending beyond the limit (cap or funds, less the reserve) would need a larger jump.
+next look, is the last point: spending beyond the limit (cap or funds, less the reserve) would need a larger jump. It
+is kept without readings too, by the last known price; where none is known and a limit is, missing readings stop.
 **Coming back.** A stop by the ceiling or by missing readings is lifted by `resume.readings` valid readings in a row
-at or below `resume.fraction` of the ceiling. What the budget or a person stopped, a person lifts.
+at or below `resume.fraction` of the ceiling. What the budget or a person stopped, a person lifts; also what the
+ceiling stopped before a pace was measured, for then nobody can say which price is low enough.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,11 +36,15 @@ LIFTED_BY_PRICE: tuple[str, ...] = ("ceiling", "no_reading")
 
 @dataclass(frozen=True)
 class Point:
-    """One look: the price of the machine (stopped: of the best offer), None for no reading; useful positions so far."""
+    """One look: the price of the machine (stopped: of the best offer), None for no reading; useful positions so far.
+
+    `refused`: a price that was read and not believed for want of a second source; it counts for the budget alone.
+    """
 
     time: datetime
     usd_per_hour: Decimal | None
     positions: int
+    refused: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +141,19 @@ def ahead(usd_per_hour: Decimal, policy: Policy) -> Decimal:
     return usd_per_hour * policy.jump_factor * seconds / SECONDS_PER_HOUR
 
 
+def needed(usd_per_hour: Decimal, purse: Purse, policy: Policy) -> Decimal:
+    """What must be left of the limit to go on until the next look: `ahead`, and what the reserve lacks of a stop.
+
+    A stop waits up to `save_timeout_seconds` for the verified copy; a reserve that was set may not cover that.
+    """
+    return ahead(usd_per_hour, policy) + max(_copying(usd_per_hour, policy) - purse.reserve, Decimal(0))
+
+
 def per_billion(history: History, policy: Policy, most: int) -> list[Decimal]:
     """US dollars per 10^9 useful positions at the last `most` points that can be judged, the newest last.
 
-    Infinity where the window gained no position. Points of other allocations, without a valid reading, and those
-    before the first update (until the window has passed) cannot be judged.
+    Infinity where the window gained no position. Points of other allocations, without a valid reading, and those up to
+    the first new position (until the window has passed since the launch or the first update) cannot be judged.
     """
     points, found = _of_allocation(history), list[Decimal]()
     for index in range(len(points) - 1, -1, -1):
@@ -178,21 +193,21 @@ def _paying(history: History, policy: Policy, now: datetime) -> Decision:
     assert allocation is not None
     row = per_billion(history, policy, policy.readings if policy.ceiling else 1)
     newest = row[-1] if row else None
-    valid = [point for point in points if point.usd_per_hour is not None]
+    last = next((point for point in reversed(points) if point.usd_per_hour is not None), None)
     if history.hold is not None:
         return _stop("held", f"the hold of {history.hold.cause} stands", history.hold.cause, (), newest)
-    known = valid or [point for point in history.points if point.usd_per_hour is not None]
-    bound = limit(history.purse, policy)
-    if bound is not None:  # before this allocation's first reading the last price that anybody read stands for it
-        usd_per_hour = known[-1].usd_per_hour if known else None
-        next_look = Decimal(0) if usd_per_hour is None else ahead(usd_per_hour, policy)
+    bound, known = limit(history.purse, policy), _known(history.points)
+    if bound is not None:
+        next_look = Decimal(0) if known is None else needed(known, history.purse, policy)
         if history.purse.spent + next_look > bound:
-            return _stop("budget", f"{history.purse.spent:.2f} dollars are spent and the next look may cost "
-                         f"{next_look:.2f}; {bound:.2f} may be spent", "budget", ("overspend",), newest)  # fmt: skip
-    silent = _seconds(valid[-1].time if valid else allocation.since, now)
+            reason = f"{history.purse.spent:.2f} dollars are spent and the next look may cost {next_look:.2f}"
+            return _stop("budget", f"{reason}; {bound:.2f} may be spent", "budget", ("overspend",), newest)
+    silent = _seconds(last.time if last is not None else allocation.since, now)
     if silent >= policy.no_reading.after_seconds:
         reason = f"no valid reading for {silent:,.0f} s"
-        if policy.no_reading.action == "stop":
+        blind = bound is not None and known is None
+        if policy.no_reading.action == "stop" or blind:
+            reason += ", and without any price nobody can keep to the budget" if blind else ""
             return _stop("no_reading", reason, "no_reading", ("no_reading",), newest)
         return Decision("run", "no_reading", reason, (Step("alarm", "no_reading"),), allocation.zone, newest)
     if policy.ceiling is not None:
@@ -211,18 +226,23 @@ def _paying(history: History, policy: Policy, now: datetime) -> Decision:
 def _stopped(history: History, policy: Policy, now: datetime) -> Decision:
     lift: tuple[Step, ...] = ()
     if history.hold is not None:
-        if history.hold.cause not in LIFTED_BY_PRICE or not _back(history, history.hold, policy):
-            return Decision("wait", "held", f"the hold of {history.hold.cause} stands")
+        cause = history.hold.cause
+        if cause == "ceiling" and policy.ceiling is not None and history.positions_per_hour is None:
+            return Decision("wait", "held", "the hold of ceiling stands; no pace was measured that a price could be "
+                            "judged by, so a person lifts it")  # fmt: skip
+        if cause not in LIFTED_BY_PRICE or not _back(history, history.hold, policy):
+            return Decision("wait", "held", f"the hold of {cause} stands")
         lift = (Step("lift", history.hold.cause),)
     found = offers(history, policy, now)
     if not found:
         return Decision("wait", "zones", "no zone may be taken now")
     best = found[0]
     assert best.usd_per_hour is not None
-    bound = limit(history.purse, policy)
-    start = best.usd_per_hour * policy.machine.restart_seconds / SECONDS_PER_HOUR + ahead(best.usd_per_hour, policy)
+    bound, start = limit(history.purse, policy), _start(best.usd_per_hour, history, policy)
     if bound is not None and history.purse.spent + start > bound:
         reason = f"{history.purse.spent:.2f} dollars are spent and a start costs {start:.2f}; {bound:.2f} may be spent"
+        if history.purse.spent + _start(_lowest(history, best.usd_per_hour), history, policy) <= bound:
+            return Decision("wait", "budget", f"{reason}; at the lowest price that was seen a start would fit")
         return Decision("wait", "budget", reason, (Step("hold", "budget"), Step("alarm", "overspend")))
     reason = f"{best.name} costs {best.usd_per_hour} dollars an hour"
     return Decision("take", "price", reason, (*lift, Step("take", best.name)), best.name)
@@ -245,15 +265,42 @@ def _better(history: History, policy: Policy, now: datetime) -> Zone | None:
     if present is None or best is None or best.usd_per_hour is None or best.usd_per_hour > fraction * present:
         return None
     bound = limit(history.purse, policy)
-    start = best.usd_per_hour * policy.machine.restart_seconds / SECONDS_PER_HOUR
-    both = start + ahead(present, policy) + ahead(best.usd_per_hour, policy)
+    both = ahead(present, policy) + _copying(present, policy) + _start(best.usd_per_hour, history, policy)
     return None if bound is not None and history.purse.spent + both > bound else best
+
+
+def _start(usd_per_hour: Decimal, history: History, policy: Policy) -> Decimal:
+    """What must be left for a new machine: its start, and what going on needs."""
+    start = usd_per_hour * policy.machine.restart_seconds / SECONDS_PER_HOUR
+    return start + needed(usd_per_hour, history.purse, policy)
+
+
+def _copying(usd_per_hour: Decimal, policy: Policy) -> Decimal:
+    """What a machine costs while its last save and the verified copy are waited for, at the longest."""
+    return usd_per_hour * policy.save_timeout_seconds / SECONDS_PER_HOUR
+
+
+def _known(points: Sequence[Point]) -> Decimal | None:
+    """The last price that was read, of this allocation or before; what was refused since then counts where higher."""
+    refused = list[Decimal]()
+    for point in reversed(points):
+        if point.usd_per_hour is not None:
+            return max((point.usd_per_hour, *refused))
+        if point.refused is not None:
+            refused.append(point.refused)
+    return max(refused, default=None)
+
+
+def _lowest(history: History, present: Decimal) -> Decimal:
+    """The lowest price that was ever seen, of the zones' last ones too."""
+    seen = [*(point.usd_per_hour for point in history.points), *(zone.usd_per_hour for zone in history.zones)]
+    return min((price for price in seen if price is not None), default=present)
 
 
 def _back(history: History, hold: Hold, policy: Policy) -> bool:
     """Whether enough valid readings in a row since the stop were low enough."""
-    after = [point.usd_per_hour for point in history.points if point.time > hold.since]
-    row = [price for price in after if price is not None][-policy.resume.readings :]
+    after = history.points[bisect_right(history.points, hold.since, key=_time) :]
+    row = [point.usd_per_hour for point in after if point.usd_per_hour is not None][-policy.resume.readings :]
     if len(row) < policy.resume.readings:
         return False
     if policy.ceiling is None or history.positions_per_hour is None:
@@ -264,7 +311,7 @@ def _back(history: History, hold: Hold, policy: Policy) -> bool:
 
 def _of_allocation(history: History) -> Sequence[Point]:
     since = history.allocation.since if history.allocation else None
-    return [] if since is None else [point for point in history.points if point.time >= since]
+    return () if since is None else history.points[bisect_left(history.points, since, key=_time) :]
 
 
 def _price(points: Sequence[Point], index: int, history: History, policy: Policy) -> Decimal | None:
@@ -275,13 +322,25 @@ def _price(points: Sequence[Point], index: int, history: History, policy: Policy
     first = point.time - timedelta(seconds=policy.window_seconds)
     if allocation.training is None or allocation.training > point.time:
         return None if allocation.since > first else Decimal("Infinity")
-    earlier = next(one for one in points if one.time >= max(first, allocation.training))
-    gained = point.positions - earlier.positions
-    if earlier is point:
+    # Updates done again gain nothing; the look at which the first new ones are seen covers some of both.
+    new = bisect_right(points, points[0].positions, hi=index + 1, key=_positions)
+    if new > index:
+        return None if allocation.training > first else Decimal("Infinity")
+    begin = max(new, bisect_left(points, first, key=_time))
+    if begin == index:
         return None
+    gained = point.positions - points[begin].positions
     if gained <= 0:
         return Decimal("Infinity")
-    return point.usd_per_hour * BILLION * exact_seconds(earlier.time, point.time) / SECONDS_PER_HOUR / gained
+    return point.usd_per_hour * BILLION * exact_seconds(points[begin].time, point.time) / SECONDS_PER_HOUR / gained
+
+
+def _time(point: Point) -> datetime:
+    return point.time
+
+
+def _positions(point: Point) -> int:
+    return point.positions
 
 
 def exact_seconds(earlier: datetime, later: datetime) -> Decimal:

@@ -112,8 +112,7 @@ def simulate(
         raise InputError(f"policy {policy.name}: machine.positions_per_second is null; the simulator needs an estimate")
     world = _World(clock=first)
     changes, step = deque(trace.changes), timedelta(seconds=policy.interval_seconds)
-    kept = policy.window_seconds // policy.interval_seconds + policy.readings + policy.resume.readings + 2
-    points, tick = deque[Point](maxlen=kept), first
+    points, tick = list[Point](), first
     readings, trained, said = 0, False, Decision("wait", "none", "nothing was asked")
     while changes and changes[0].time < first:
         _see(world, changes.popleft(), policy)
