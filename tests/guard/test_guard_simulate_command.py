@@ -65,6 +65,17 @@ def test_people_get_one_table_of_all_policies(small: Path) -> None:
     assert "dollars a useful hour" in out
 
 
+def test_policies_of_other_machines_are_told_apart(small: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("name: other\nmachine: {gpus: 8, restart_seconds: 60, positions_per_second: 370000}\n",
+                     encoding="utf-8")  # fmt: skip
+    mixed = [*shipped()[:2], "--policy", str(other), "--prices", str(small)]
+    told = json.loads(simulate(*mixed, "--json")[1])
+    assert told["unequal"] == {"restart_seconds": [900, 60], "interval_seconds": [600, 300]}
+    assert "not the same in all: restart_seconds is 900, 60" in simulate(*mixed)[1]
+    assert json.loads(simulate(*shipped(), "--prices", str(small), "--json")[1])["unequal"] == {}
+
+
 def test_the_policies_that_come_along_are_named_as_their_files() -> None:
     folder = shared("policies")
     assert {path.stem for path in folder.glob("*.yaml")} == set(SHIPPED)

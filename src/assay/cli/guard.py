@@ -124,15 +124,19 @@ def simulate_command(
         show.note(f"looking for the optimum beside {rules.name}")
         plan = clairvoyant.optimum(trace, rules, first, last, outcome.useful)
         found.append({**simulator.facts(outcome), "optimum": clairvoyant.facts(plan, outcome.useful)})
+    unequal = simulator.unequal(policies)
     if image is not None:
         from assay.files.publish import publish_file
 
         publish_file(image, drawing.svg(outcomes, f"{prices.name}, {first:%Y-%m-%d} to {last:%Y-%m-%d}"))
     if json:
         whole = {"from": first.isoformat(), "until": last.isoformat(), "image": None if image is None else str(image)}
-        show.as_json({**found[0], **whole, "policies": found})
+        show.as_json({**found[0], **whole, "policies": found, "unequal": unequal})
         return
     _show(found, image)
+    for key, values in unequal.items():
+        console = show.console()
+        console.print(f"not the same in all: {key} is {', '.join(map(str, values))}", markup=False)
 
 
 def _show(found: Sequence[dict[str, Any]], image: Path | None) -> None:

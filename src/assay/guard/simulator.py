@@ -9,7 +9,7 @@ provider's notice. Nothing is run, fetched or written here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -33,6 +33,10 @@ from assay.guard.policy import Policy, Reserve
 from assay.guard.traces import Change, Trace
 
 Decide = Callable[[History, Policy, datetime], Decision]
+COMPARED = (
+    "gpus", "restart_seconds", "save_seconds", "interval_seconds", "positions_per_second",
+    "disk_gb", "disk_usd_per_gb_month_running", "disk_usd_per_gb_month_stopped",
+)  # fmt: skip
 WASTE = ("first start", "restart after a loss", "restart after a move", "restart after a stop", "saves")
 
 
@@ -175,6 +179,17 @@ def facts(outcome: Outcome) -> dict[str, Any]:
         "waste_usd": {cause: _money(amount) for cause, amount in outcome.waste.items()},
         "disk_usd": _money(outcome.disk),
     }
+
+
+def unequal(policies: Sequence[Policy]) -> dict[str, list[Any]]:
+    """What the policies state differently about machine and looks: key to the values in the policies' order.
+
+    Where it is not empty, a table of them compares more than their rules.
+    """
+    stated = [{**policy.machine.model_dump(mode="json"), "interval_seconds": policy.interval_seconds}
+              for policy in policies]  # fmt: skip
+    keys = [key for key in COMPARED if any(one[key] != stated[0][key] for one in stated)]
+    return {key: [one[key] for one in stated] for key in keys}
 
 
 def _see(world: _World, change: Change, policy: Policy) -> None:
