@@ -148,7 +148,7 @@ def test_a_copy_that_takes_all_of_its_time_keeps_to_the_cap_also_with_a_small_re
 
 
 def test_the_budget_is_kept_without_readings_too() -> None:
-    """At the last known price: of this allocation, of one before, or one that was refused since and is higher."""
+    """At the last known price: of this allocation, of one before, or one that nobody confirmed since and is higher."""
     cap = 'cap_usd: "100"\nreserve: {usd: "0"}\n'
     silence: list[str | None] = ["14", *[None] * 20]
     assert running(silence, cap, spent="89").cause == "no_reading"  # the next look and a stop cost 3.62 + 7
@@ -157,7 +157,7 @@ def test_the_budget_is_kept_without_readings_too() -> None:
     nothing = tuple(Point(at(k), None, 0) for k in range(13))
     history = History(nothing, Purse(Decimal(101)), Allocation("here", T0, None))
     assert decide(history, policy(cap), at(1)).cause == "budget"
-    dearer = replace(nothing[2], refused=Decimal(50))
+    dearer = replace(nothing[2], unconfirmed=Decimal(50))
     history = History((Point(at(-1), Decimal(14), 0), *nothing[:2], dearer), Purse(Decimal(63)), history.allocation)
     assert decide(history, policy(cap), at(2)).cause == "budget"
     assert decide(replace(history, purse=Purse(Decimal(62))), policy(cap), at(2)).verb == "run"

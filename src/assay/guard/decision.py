@@ -38,13 +38,13 @@ LIFTED_BY_PRICE: tuple[str, ...] = ("ceiling", "no_reading")
 class Point:
     """One look: the price of the machine (stopped: of the best offer), None for no reading; useful positions so far.
 
-    `refused`: a price that was read and not believed for want of a second source; it counts for the budget alone.
+    `unconfirmed`: a price that was read and that no second source confirmed; it counts for the budget alone.
     """
 
     time: datetime
     usd_per_hour: Decimal | None
     positions: int
-    refused: Decimal | None = None
+    unconfirmed: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -281,14 +281,14 @@ def _copying(usd_per_hour: Decimal, policy: Policy) -> Decimal:
 
 
 def _known(points: Sequence[Point]) -> Decimal | None:
-    """The last price that was read, of this allocation or before; what was refused since then counts where higher."""
-    refused = list[Decimal]()
+    """The last price that was read, of this allocation or before; what nobody confirmed since counts where higher."""
+    unconfirmed = list[Decimal]()
     for point in reversed(points):
         if point.usd_per_hour is not None:
-            return max((point.usd_per_hour, *refused))
-        if point.refused is not None:
-            refused.append(point.refused)
-    return max(refused, default=None)
+            return max((point.usd_per_hour, *unconfirmed))
+        if point.unconfirmed is not None:
+            unconfirmed.append(point.unconfirmed)
+    return max(unconfirmed, default=None)
 
 
 def _lowest(history: History, present: Decimal) -> Decimal:

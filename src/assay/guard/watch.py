@@ -219,8 +219,9 @@ class Guard:
         points = tuple(
             Point(
                 moment(one["at"]),
-                None if one["usd_per_hour"] is None else Decimal(one["usd_per_hour"]),
+                _decimal(one["usd_per_hour"]),
                 one["positions"],
+                _decimal(one.get("unconfirmed_usd_per_hour")),
             )
             for one in read
         )
@@ -386,6 +387,10 @@ def facts(decision: Decision, seen: Seen) -> dict[str, Any]:
 def _state(spends: Sequence[accounts.Spend]) -> State:
     last = spends[-1].state if spends else "provisioning"
     return "stopped" if last == "stopped" else "running" if last == "running" else "provisioning"
+
+
+def _decimal(value: str | None) -> Decimal | None:
+    return None if value is None else Decimal(value)
 
 
 def _text(value: Decimal | None) -> str | None:
