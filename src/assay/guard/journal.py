@@ -31,15 +31,23 @@ class OnNode:
 
     def __init__(self, run: RunFolder) -> None:
         self.run, self.ledger = run, run.open_ledger()
+        last = self.ledger.head["seq"]
+        self._all = [one for one in read(run.ledger) if one.seq <= last]  # verified once, then only what is new
 
     def append(self, kind: str, body: dict[str, Any]) -> Receipt:
         """Append to the run's ledger."""
-        return self.ledger.append(kind, body)
+        receipt = self.ledger.append(kind, body)
+        self._take([*self.ledger.others(), receipt])
+        return receipt
 
     def receipts(self) -> tuple[list[Receipt], list[Receipt]]:
         """The ledger's, the inbox taken up."""
-        inbox.take_up(self.run, self.ledger)
-        return list(read(self.run.ledger)), []
+        new = inbox.take_up(self.run, self.ledger)
+        self._take([*self.ledger.others(), *new])
+        return list(self._all), []
+
+    def _take(self, new: list[Receipt]) -> None:
+        self._all += sorted(new, key=lambda one: one.seq)
 
 
 class Elsewhere:
