@@ -38,7 +38,7 @@ def launch_command(
     Fetch, pre-flight, control, dry update, train; again after machine faults and preemption, never after a hold.
     """
     from assay.cli.show import as_json, console, note
-    from assay.errors import InputError
+    from assay.errors import AssayError, InputError
     from assay.launch import description, keeping, skypilot, slurm
 
     def tell(text: str) -> None:
@@ -67,11 +67,16 @@ def launch_command(
         as_json(facts) if json else out.print(f"{act}: {facts['job']}")
         raise SystemExit(facts["exit"])
     in_slurm = slurm.submitted()
-    done = keeping.keep(task, tell, elsewhere=in_slurm)
+    try:
+        done = keeping.keep(task, tell, elsewhere=in_slurm)
+    except AssayError as fault:
+        tell(f"ended with exit code {fault.code}")  # for whoever follows from another machine
+        raise
     if in_slurm:
         slurm.again(task, done, tell)
     code = done.last.code
-    tell(f"ended with exit code {code}")
+    cause = "hold" if done.held else done.last.cause
+    tell(f"ended with exit code {code}" + (f" ({cause})" if cause else ""))
     if json:
         as_json({
             "ok": code == 0, "job": f"local:{os.getpid()}", "exit": code, "cause": done.last.cause,

@@ -79,7 +79,8 @@ def begin(run: RunFolder, place: Here, time: str) -> str:
 def end(run: RunFolder, place: Here, name: str, last: End, restarts: int, why: str | None) -> None:
     """The receipt that the machine is given back, with how the last training process ended."""
     body = {"allocation": name, "event": ENDED, **_facts(run, place), "time": now(), "code": last.code}
-    more = {"cause": last.cause, "step": last.step, "saved": last.saved, "restarts": restarts, "why": why}
+    more = {"cause": last.cause, "step": last.step, "step_exact": last.exact, "saved": last.saved,
+            "restarts": restarts, "why": why}  # fmt: skip
     run.open_ledger().append(KIND, body | more)
 
 
@@ -105,7 +106,7 @@ def failures(ledger: Path) -> list[Failure]:
 def past_ends(ledger: Path) -> list[End]:
     """How allocations ended that said so, oldest first: what fails again on another machine is the same failure."""
     ended = [one.body for one in read(ledger) if one.kind == KIND and one.body["event"] == ENDED and "code" in one.body]
-    return [End(one["code"], one["cause"], one["step"], one["saved"]) for one in ended]
+    return [End(one["code"], one["cause"], one["step"], one["saved"], one.get("step_exact", True)) for one in ended]
 
 
 def control_failed(ledger: Path, since: int) -> bool:

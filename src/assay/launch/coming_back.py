@@ -24,12 +24,16 @@ MEMORY = timedelta(days=1)  # failures that are older count no longer
 
 @dataclass(frozen=True)
 class End:
-    """How one training process ended: its code, the cause with 75, and the run's reported and saved steps by then."""
+    """How one training process ended: its code, the cause with 75, its step, and the run's newest saved step by then.
+
+    `exact`: the step is the one at which it ended; otherwise the newest in the metrics, which lag behind.
+    """
 
     code: int
     cause: str | None = None
     step: int | None = None
     saved: int | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,19 @@ def after(ends: Sequence[End], limits: Restarts, policy: Policy, *, held: bool =
     if last.code not in (DataError.code, MachineError.code, Interrupted.code):
         return Next("end", f"exit code {last.code} is never restarted")
     if last.code == DataError.code and last.cause == FETCH:
-        return Next("end", "the copies on the mirror do not hold")
+        return Next(
+            "end", "the data are here, but not what the run would go on from: its copies on the mirror do not hold"
+        )
     if held or last.cause in STANDING:
         return Next("end", "a hold stands on the run until assay release lifts it")
-    if last.code != Interrupted.code and any((e.code, e.step) == (last.code, last.step) for e in ends[-2:-1]):
-        at = "before the first update" if last.step is None else f"at update {last.step:,}"
-        return Next("end", f"exit code {last.code} {at} for the second time: trying again would not mend it")
+    if last.code != Interrupted.code and (count := same_again(ends)) >= (2 if last.exact else 3):
+        at = (
+            "before the first update"
+            if last.step is None
+            else f"{'at' if last.exact else 'soon after'} update {last.step:,}"
+        )
+        times = {2: "second", 3: "third"}.get(count, f"{count}th")
+        return Next("end", f"exit code {last.code} {at} for the {times} time: trying again would not mend it")
     row = in_a_row(ends)
     if row > limits.most:
         return Next("end", f"restarts.most is {limits.most}, and no checkpoint was saved in that many restarts")
@@ -67,6 +78,17 @@ def after(ends: Sequence[End], limits: Restarts, policy: Policy, *, held: bool =
         return Next("data", "data are missing")
     pause = policy.pause(row, float("inf"), limits.first_seconds / 2)
     return Next("again", last.cause or "a fault of the machine", pause or 0.0)
+
+
+def same_again(ends: Sequence[End]) -> int:
+    """How many of the last ends were the same failure: code and step, and as well known; at least 1."""
+    last = ends[-1]
+    others = (
+        n
+        for n, end in enumerate(reversed(ends))
+        if (end.code, end.step, end.exact) != (last.code, last.step, last.exact)
+    )
+    return next(others, len(ends))
 
 
 def in_a_row(ends: Sequence[End]) -> int:

@@ -1,4 +1,4 @@
-"""Keeping a run alive on this machine: fetch, then `assay train --start auto`, again after what may be tried again.
+"""Keeping a run alive on this machine: `assay train --start auto`, again after what may be tried again.
 
 One allocation lasts from the call to its return; its receipts stand in the run's ledger. The steps are the real
 commands in processes of their own, whose exit codes count. It takes no machine and lifts no hold.
@@ -7,10 +7,8 @@ commands in processes of their own, whose exit codes count. It takes no machine 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,17 +25,16 @@ from assay.files.lock import take
 from assay.files.reading import read_object
 from assay.files.retry import Policy
 from assay.launch import allocation
+from assay.launch.child import start
 from assay.launch.coming_back import CONTROL, FETCH, MACHINE, PREEMPTED, End, Next, after, avoided
 from assay.launch.description import Task
 from assay.ledger.ledger import now
-from assay.mirror import records
-from assay.mirror.place import place
 from assay.recipe import load as recipes
 from assay.recipe.schema import Recipe
 from assay.run.folder import RunFolder, salted
 from assay.run.history import history
 from assay.run.owner import is_owned
-from assay.run.proposals import goes_on
+from assay.run.proposals import goes_on as may_go_on
 from assay.run.status import reported
 
 LOOK_SECONDS = 0.1
@@ -55,8 +52,8 @@ Tell = Callable[[str], None]
 class Kept:
     """How it went: the last training process' end, the allocation's name (None: no run began), and restarts.
 
-    `requeue`: the scheduler's limit came near; `elsewhere`: a fault of this machine that another may not have; `why`:
-    the place's own fault.
+    `requeue`: the scheduler's limit came near, and the run would go on; `elsewhere`: a fault of this machine that
+    another may not have; `why`: the place's own fault; `held`: a hold stands.
     """
 
     last: End
@@ -65,18 +62,21 @@ class Kept:
     requeue: bool
     elsewhere: bool
     why: str | None
+    held: bool = False
 
 
 @dataclass
 class Asked:
-    """What signals asked for; `wake` is set by each of them."""
+    """What signals asked for; `wake` is set by each of them. `stop` is heard over `requeue`."""
 
     wake: threading.Event = field(default_factory=threading.Event)
     requeue: bool = False
+    stop: bool = False
     child: subprocess.Popen[bytes] | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         self.requeue = self.requeue or number == REQUEUE
+        self.stop = self.stop or number != REQUEUE
         self.wake.set()
         if self.child is not None and self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
@@ -116,24 +116,25 @@ class _Keeping:
         ends = allocation.past_ends(self.run.ledger) if self.run.exists() else []
         if not self.elsewhere:  # a person who starts it again wants all tries again, but for a fault that comes back
             ends = [end for end in ends[-1:] if end.code == MachineError.code]
-        restarts, away = 0, False
+        restarts, away, goes_on = 0, False, False
         if self.run.exists():
             told = history(self.run.ledger)
             permit(self.run, self.recipe, told)  # a run that may not be trained takes no machine
-            if told.ended and not goes_on(self.run):
+            if told.ended and not may_go_on(self.run):
                 self.tell(f"{self.run.path} has ended: its schedule is done; nothing is left to train")
                 return Kept(End(0, None, told.segments[-1].last), None, 0, False, False, None)
             self._refuse_a_bad_host()
             self._begin()
         try:
             while True:
-                data, _ = self._data()
-                ends.append(self._once())
-                chosen = after(ends, limits, pauses, held=self._held(), asked=self.asked.wake.is_set())
+                data, ready = self._data()
+                ends.append(self._once(ready))
+                chosen = after(ends, limits, pauses, held=self._held(), asked=self.asked.stop)
+                goes_on = chosen.act != "end"
                 away = self.elsewhere and chosen.act == "again" and ends[-1].code == MachineError.code
                 if away:
                     chosen = Next("end", "a fault of this machine: run elsewhere")
-                elif self.asked.requeue and chosen.act == "end":
+                elif self.asked.requeue and goes_on:
                     chosen = Next("end", "the scheduler's limit is near")
                 self._say(ends[-1], chosen.act, chosen.reason, chosen.seconds)
                 if chosen.act == "again":
@@ -148,49 +149,34 @@ class _Keeping:
         why = self._why(ends[-1])
         if self.name is not None:
             allocation.end(self.run, self.here, self.name, ends[-1], restarts, why)
-        self._last_copy()
-        return Kept(ends[-1], self.name, restarts, self.asked.requeue, away, why)
+        requeue = self.asked.requeue and not self.asked.stop and goes_on
+        if not requeue:  # the next allocation copies what is left; a job that its limit ends would not be queued again
+            self._last_copy()
+        return Kept(ends[-1], self.name, restarts, requeue, away, why, self._held())
 
-    def _once(self) -> End:
-        """Fetch where it must be, then train; how it ended."""
-        try:
-            fetch_from = self._to_fetch()
-        except AssayError as fault:
-            self.tell(str(fault))
-            return End(fault.code, fault.cause if isinstance(fault, Interrupted) else None)
-        if fetch_from is not None:
-            self.tell(f"fetching the run from {fetch_from}")
-            words = ["fetch", fetch_from, str(self.task.run), "--project", str(self.task.project)]
-            code = self._command(words)
-            if code != 0:
-                return End(_known(code), "network" if code == Interrupted.code else FETCH)
-            self._begin()
+    def _once(self, ready: bool) -> End:
+        """Train; how it ended. `ready`: the next update's data are here.
+
+        `--start auto` asks the mirror and brings the run from it, under the next lease.
+        """
         before = self._outcome()
         words = ["train", str(self.task.recipe), "--run", str(self.task.run), "--start", "auto"]
-        code = self._command([*words, "--ranks", str(self.task.launch.ranks)], training=True)
+        code = self._command([*words, "--ranks", str(self.task.launch.ranks)])
         if code < 0:
             self._wait_for_owner()
-        return self._end(_known(code), before)
+        return self._end(code, before, ready)
 
-    def _to_fetch(self) -> str | None:
-        """The mirror's address when it holds the run and this machine does not; Interrupted when it cannot be asked."""
-        mirror = self.recipe.checkpoint.mirror
-        if mirror is None or self.run.exists():
-            return None
-        held = place(mirror.url, Policy(MIRROR_SECONDS)).read(records.PLACE_FILE)
-        return None if held is None else mirror.url
-
-    def _command(self, words: list[str], training: bool = False) -> int:
+    def _command(self, words: list[str]) -> int:
         """The exit code of an `assay` command, negative when a signal killed it; our signals reach it as SIGTERM."""
         if self.asked.wake.is_set():
             return Interrupted.code
-        child = _start(words)
+        child = start(words)
         self.asked.child = child
         if self.asked.wake.is_set():  # it came while the process was being started
             child.send_signal(signal.SIGTERM)
         try:
             while True:
-                if training and self.run.ledger.is_file():
+                if self.run.ledger.is_file():
                     self._begin()
                     self._keep_mirror()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -216,7 +202,7 @@ class _Keeping:
             return
         if time.monotonic() >= self.mirror_due:
             self.mirror_due = time.monotonic() + MIRROR_PAUSE
-            self.mirror = _start(["mirror", str(self.task.run), stated.url])
+            self.mirror = start(["mirror", str(self.task.run), stated.url])
 
     def _stop_mirror(self) -> None:
         if self.mirror is not None and self.mirror.poll() is None:
@@ -233,7 +219,7 @@ class _Keeping:
         if stated is None or self.name is None:
             return
         words = ["mirror", str(self.task.run), stated.url, "--once", "--deadline", str(LAST_COPY_SECONDS)]
-        if (code := _start(words).wait()) != 0:
+        if (code := start(words).wait()) != 0:
             self.tell(f"the last copy to {stated.url} failed with exit code {code}; the run is whole on this machine")
 
     def _wait_for_owner(self) -> None:
@@ -259,16 +245,27 @@ class _Keeping:
     def _outcome(self) -> bytes:
         return self.run.outcome.read_bytes() if self.run.outcome.is_file() else b""
 
-    def _end(self, code: int, before: bytes) -> End:
+    def _end(self, code: int, before: bytes, ready: bool) -> End:
         """The end with its cause, where the training process left one, and with the run's steps."""
-        cause = None
+        killed, code = code < 0, _known(code)
+        cause = "signal" if killed and code == Interrupted.code else None
+        step = None
         if self._outcome() != before:
             outcome = read_object(self.run.outcome, "the outcome of the training process")
-            cause = outcome["cause"] if outcome["code"] == code else None
+            if outcome["code"] == code:
+                cause, step = outcome["cause"], outcome["step"]
         if not self.run.exists():
+            if self.recipe.checkpoint.mirror is not None and code == DataError.code and ready:
+                cause = FETCH
+            elif code == Interrupted.code and cause is None and not self.asked.wake.is_set():
+                cause = "network"  # the mirror cannot be asked
             return End(code, cause)
         full = [item.step for item in history(self.run.ledger).line if item.kind == "full"]
-        return End(code, cause, reported(self.run.metrics).step, max(full, default=None))
+        saved = max(full, default=None)
+        if step is not None:
+            return End(code, cause, step, saved)
+        # Lines are written every log.every updates: the fault was at the newest one or later.
+        return End(code, cause, reported(self.run.metrics).step, saved, exact=False)
 
     def _held(self) -> bool:
         return self.run.exists() and history(self.run.ledger).hold is not None
@@ -336,29 +333,10 @@ def signals() -> Iterator[Asked]:
 
 
 def _known(code: int) -> int:
-    """A process that a signal killed is a fault of the machine."""
+    """A process that a signal killed is a fault of the machine, unless it was asked to end before it could listen."""
+    if code in (-signal.SIGTERM, -signal.SIGINT):
+        return Interrupted.code
     return MachineError.code if code < 0 else code
-
-
-def _start(words: list[str]) -> subprocess.Popen[bytes]:
-    """An `assay` command in a session of its own, so that Ctrl-C reaches it through us alone."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "assay.cli.main", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # standard output is for the launcher's own answer
-        start_new_session=True,
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # no thread runs here
-    )
-
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-
-
-def _die_with_parent() -> None:
-    """Asked of the kernel in the child: SIGTERM when the launcher is killed, so that the run is saved."""
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def remembered(ledger: Path, cool_down: float) -> dict[str, datetime]:

@@ -12,8 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from assay.errors import InputError, Interrupted, MachineError
-from assay.launch.coming_back import STANDING
+from assay.errors import InputError, MachineError
 from assay.launch.description import Slurm, Task
 from assay.launch.keeping import Kept, Tell, remembered
 from assay.run.folder import RunFolder, salted
@@ -89,7 +88,7 @@ def again(task: Task, done: Kept, tell: Tell) -> None:
         return
     if done.elsewhere:
         tell(f"a fault of this machine: job {submit(task, tell)} goes on elsewhere")
-    elif done.requeue and done.last.code == Interrupted.code and done.last.cause not in STANDING:
+    elif done.requeue:
         tell(f"job {job} is queued again: its time limit is near")
         _slurm(["scontrol", "requeue", job])
 
