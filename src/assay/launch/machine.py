@@ -69,10 +69,15 @@ def gpus() -> list[Gpu] | None:
     return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(found: Sequence[Gpu], chosen: str | None) -> list[Gpu]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: indices or beginnings of UUIDs, up to the first unknown."""
+def visible(found: Sequence[Gpu], chosen: str | None) -> list[Gpu] | None:
+    """Those that CUDA_VISIBLE_DEVICES leaves, in its order: indices or beginnings of UUIDs, up to the first unknown.
+
+    None where it names a slice of a GPU (MIG): the driver's list holds whole ones alone.
+    """
     if chosen is None:
         return list(found)
+    if any(word.strip().upper().startswith("MIG-") for word in chosen.split(",")):
+        return None
     result: list[Gpu] = []
     for word in filter(None, (part.strip() for part in chosen.split(","))):
         named = [one for one in found if word == str(one.index) or (not word.isdigit() and one.uuid.startswith(word))]

@@ -1,7 +1,7 @@
 """A run on an unmanaged SkyPilot cluster: its task file, and launch, stop, start and down through the `sky` command.
 
 The cluster runs `assay launch … --on local`, which keeps the run alive there; this process takes another place when the
-machine went away. SkyPilot may live in an environment of its own. Never a managed job.
+machine is gone, and removes none. SkyPilot may live in an environment of its own. Never a managed job.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from assay.launch.coming_back import PREEMPTED, End, Failure, after, avoided
 from assay.launch.description import Task
 from assay.launch.keeping import Asked, Tell, signals
 from assay.ledger.ledger import now
+from assay.recipe import load as recipes
 
 COMMAND = "ASSAY_SKY"  # the `sky` command, where it lies in an environment of its own
-_ENDED = re.compile(r"launch: ended with exit code (\d+)\s*$")
+_ENDED = re.compile(r"launch: ended with exit code (\d+)(?: \((\w+)\))?\s*$")
+_UPDATE = re.compile(r"\bupdate ([\d,]*\d)\b")
 _PLACE = re.compile(r"launch: allocation \d+ of .* in (\S+)\s*$")
 
 
@@ -67,6 +70,7 @@ def act(task: Task, what: str, tell: Tell) -> dict[str, Any]:
     asked = task.launch.skypilot
     assert asked is not None
     if what == "launch":
+        _refuse_without_copies(task)
         with signals() as told:
             return {"job": asked.cluster, "exit": _launch(task, asked.cluster, tell, told)}
     if (code := _sky([what, "--yes", asked.cluster]).wait()) != 0:
@@ -74,39 +78,179 @@ def act(task: Task, what: str, tell: Tell) -> dict[str, Any]:
     return {"job": asked.cluster, "exit": 0}
 
 
+def _refuse_without_copies(task: Task) -> None:
+    """A machine that goes away takes its disk along: without a mirror the run would begin again at its start."""
+    if recipes.load(task.recipe).checkpoint.mirror is None:
+        raise Refused(
+            f"{task.recipe} has no checkpoint.mirror: a cluster that goes away would take the only copy of the run "
+            "along; name a place for copies there, such as {url: s3://copies/demo}"
+        )
+
+
 def _launch(task: Task, cluster: str, tell: Tell, told: Asked) -> int:
-    """Launch and follow, again elsewhere when the machine went away; the exit code of the launcher on the cluster."""
+    """Launch and follow, again elsewhere when the machine is gone; the exit code of the launcher on the cluster.
+
+    A stream that breaks says nothing about the machine: SkyPilot is asked, and what still stands is followed again.
+    Nothing here removes a cluster or its disk.
+    """
     limits = task.launch.restarts
     pauses = Policy(first=limits.first_seconds, most=limits.longest_seconds)
     path = task.run.absolute().with_name(f"{task.run.name}.sky.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
+    launching = ["launch", "--yes", "--cluster", cluster, str(path)]
     ends: list[End] = []
+    place: str | None = None
+    stands = ""
+    # Of an earlier call that followed no longer: a second launcher there would be refused.
+    standing = _answer(["logs", "--status", cluster], told)[0] == RUNNING_JOB
+    words = ["logs", cluster] if standing else launching
     while True:
-        publish_file(path, task_file(task, left_alone(task)).encode())
-        code, place = _follow(["launch", "--yes", "--cluster", cluster, str(path)], told)
+        if words == launching:
+            _wait_for_a_place(task, tell, told)
+            if told.wake.is_set():
+                return Interrupted.code
+            publish_file(path, task_file(task, left_alone(task)).encode())
+        heard = _follow(words, told)
+        place = heard.place or place
         if told.wake.is_set():
-            tell(f"no longer followed; the cluster goes on and costs: assay launch {task.file} --act stop")
+            return _no_longer_followed(task, tell)
+        stands, words = _stands(cluster, heard, stands == OVER, pauses, told), ["logs", cluster]
+        if told.wake.is_set():
+            return _no_longer_followed(task, tell)
+        if stands == ENDED:
+            assert heard.code is not None
+            return heard.code
+        if stands in (STOPPED, CANCELLED):
+            tell(f"the cluster {cluster} is {stands}; its disk is kept: assay launch {task.file} goes on there, "
+                 f"--act down gives it up for another place")  # fmt: skip
             return Interrupted.code
-        if code is not None:
-            return code
-        if place is not None:
+        if stands == OVER:
+            continue
+        if stands == RUNNING:
+            end = End(Interrupted.code, "network", heard.step, heard.step)
+        elif stands == SILENT:
+            end, words = End(MachineError.code, None, heard.step, heard.step), launching
+        else:
+            end, words = End(Interrupted.code, PREEMPTED if place else "no machine", heard.step, heard.step), launching
+        if stands == GONE and place is not None:
             tell(f"the machine in {place} went away")
             _remember(task, Failure(place, PREEMPTED, datetime.fromisoformat(now())))
-        ends.append(End(Interrupted.code, PREEMPTED if place else "no machine"))
+            place = None
+        ends.append(end)
         chosen = after(ends, limits, pauses)
         if chosen.act == "end":
-            tell(chosen.reason)
-            return Interrupted.code
-        _sky(["down", "--yes", cluster]).wait()  # what is left of it would be taken again where it was
-        tell(f"again in {chosen.seconds:.1f} s: {chosen.reason}")
+            tell(chosen.reason if words == launching else f"{chosen.reason}; the cluster may go on and cost: "
+                 f"assay launch {task.file} --act stop")  # fmt: skip
+            return end.code
+        tell(f"{'launched' if words == launching else 'followed'} again in {chosen.seconds:.1f} s: {chosen.reason}")
         told.wake.wait(chosen.seconds)
         if told.wake.is_set():
-            return Interrupted.code
+            return _no_longer_followed(task, tell)
 
 
-def _follow(words: list[str], told: Asked) -> tuple[int | None, str | None]:
-    """The exit code that the launcher on the cluster told, None when it did not come to that; and where it ran."""
-    code, place = None, None
+def _no_longer_followed(task: Task, tell: Tell) -> int:
+    tell(f"no longer followed; the cluster goes on and costs: assay launch {task.file} --act stop")
+    return Interrupted.code
+
+
+def _wait_for_a_place(task: Task, tell: Tell, told: Asked) -> None:
+    """Until one of `infra` may be taken: waiting here costs nothing."""
+    asked = task.launch.skypilot
+    assert asked is not None
+    while not told.wake.is_set():
+        until = [free for place in asked.infra if (free := _free_from(task, place)) is not None]
+        if len(until) < len(asked.infra):
+            return
+        first = min(until)
+        tell(f"all of skypilot.infra failed a short while ago; the first may be taken again at {first:%H:%M:%S} UTC")
+        told.wake.wait(max(0.0, (first - datetime.now(UTC)).total_seconds()))
+
+
+# What becomes of a cluster whose launcher is no longer heard.
+ENDED = "ended"  # the launcher said its exit code, and that counts
+GONE = "gone"  # SkyPilot, which asked the cloud, knows no such cluster any more
+STOPPED = "stopped"  # by a person, the guard or SkyPilot's own idle stop
+CANCELLED = "cancelled"  # somebody ended the job
+RUNNING = "running"  # or not known
+OVER = "over"  # the job is; its log tells the exit code that a broken stream did not bring
+SILENT = "silent"  # the job is over, and its launcher said no exit code
+FREE = "free"  # the cluster stands, or half of it, and has no job
+
+
+def _stands(cluster: str, heard: Heard, over: bool, pauses: Policy, told: Asked) -> str:
+    """How it stands after `heard`; `over`: the job was over before its log was read."""
+    notice = heard.code == Interrupted.code and heard.cause in ("signal", PREEMPTED)
+    if heard.code is not None and not notice and heard.code != MachineError.code:
+        return ENDED
+    state = _state(cluster, told)
+    if heard.code is not None:  # the machine may be about to go: its provider's notice, or a device that is gone first
+        for look in range(1, LOOKS):
+            if state in (GONE, STOPPED) or told.wake.is_set():
+                break
+            told.wake.wait(min(pauses.most, pauses.first * 2.0 ** (look - 1)))
+            state = _state(cluster, told)
+        return GONE if state == GONE else ENDED
+    if state in (GONE, STOPPED, RUNNING):
+        return state
+    code = _answer(["logs", "--status", cluster], told)[0]
+    if code == NO_JOB:
+        return FREE
+    if code == CANCELLED_JOB:
+        return CANCELLED
+    if code not in (0, FAILED_JOB):
+        return RUNNING
+    return SILENT if over else OVER
+
+
+FAILED_JOB, RUNNING_JOB, NO_JOB, CANCELLED_JOB = range(
+    100, 104
+)  # exit codes of `sky logs --status`, as its help has them
+LOOKS = 6  # at a machine that got a signal, with pauses of first_seconds, doubled: 155 s with five
+STATUS_SECONDS = 300.0  # that SkyPilot may take to ask the cloud
+
+
+def _state(cluster: str, told: Asked) -> str:
+    """`gone`, `stopped` or `up`, after SkyPilot asked the cloud; `running` when it cannot say."""
+    code, text = _answer(["status", "--refresh", "--output", "json", cluster], told)
+    found = re.search(r"^\[.*", text, re.MULTILINE | re.DOTALL)  # what SkyPilot logs may stand before it
+    try:
+        said = json.loads(found[0]) if found else None
+    except ValueError:
+        return RUNNING
+    if code != 0 or not isinstance(said, list):
+        return RUNNING
+    mine = [one for one in said if isinstance(one, dict) and one.get("name") == cluster]
+    if not mine:
+        return GONE
+    return STOPPED if mine[0].get("status") in ("STOPPED", "AUTOSTOPPING") else "up"
+
+
+def _answer(words: list[str], told: Asked) -> tuple[int, str]:
+    """Exit code and standard output of a command that asks; our signals end it."""
+    child = _sky(words, read=True, errors=2)
+    told.child = child
+    try:
+        raw, _ = child.communicate(timeout=STATUS_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        raw, _ = child.communicate()
+    told.child = None
+    return child.returncode, raw.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the launcher on the cluster was heard to say: exit code and cause, its place, and the newest update."""
+
+    code: int | None
+    cause: str | None
+    place: str | None
+    step: int | None
+
+
+def _follow(words: list[str], told: Asked) -> Heard:
+    """Read one of SkyPilot's commands to its end; everything goes on to standard error."""
+    code, cause, place, step = None, None, None, None
     child = _sky(words, read=True)
     told.child = child
     assert child.stdout is not None
@@ -115,15 +259,17 @@ def _follow(words: list[str], told: Asked) -> tuple[int | None, str | None]:
             line = raw.decode("utf-8", "replace")
             os.write(2, raw)
             if found := _PLACE.search(line):
-                place = found[1]
+                place, code, cause = found[1], None, None
+            if found := _UPDATE.search(line):
+                step = int(found[1].replace(",", ""))
             if found := _ENDED.search(line):
-                code = int(found[1])
+                code, cause = int(found[1]), found[2]
     child.wait()
     told.child = None
-    return code, place
+    return Heard(code, cause, place, step)
 
 
-def _sky(words: list[str], read: bool = False) -> subprocess.Popen[bytes]:
+def _sky(words: list[str], read: bool = False, errors: int = subprocess.STDOUT) -> subprocess.Popen[bytes]:
     """One of SkyPilot's commands; its output goes to standard error, or is read."""
     command = os.environ.get(COMMAND, "sky")
     try:
@@ -131,7 +277,7 @@ def _sky(words: list[str], read: bool = False) -> subprocess.Popen[bytes]:
             [command, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if read else 2,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             start_new_session=True,
             env={"SKYPILOT_DISABLE_USAGE_COLLECTION": "1", **os.environ},  # reports nothing unless the user says so
         )
@@ -143,9 +289,23 @@ def _sky(words: list[str], read: bool = False) -> subprocess.Popen[bytes]:
 
 
 def left_alone(task: Task) -> set[str]:
-    """Places that the memory beside the run folder says to leave alone now."""
+    """Those of `infra` that the memory beside the run folder says to leave alone now."""
+    asked = task.launch.skypilot
+    assert asked is not None
+    return {place for place in asked.infra if _free_from(task, place) is not None}
+
+
+def _free_from(task: Task, place: str) -> datetime | None:
+    """When `place` may be taken again; a region cools down with its zones, a zone with its region. None: now."""
     cool_down = timedelta(seconds=task.launch.restarts.cool_down_seconds)
-    return set(avoided(_memory(task), datetime.now(UTC), cool_down))
+    found = avoided(_memory(task), datetime.now(UTC), cool_down)
+    return max((until for failed, until in found.items() if _within(failed, place) or _within(place, failed)),
+               default=None)  # fmt: skip
+
+
+def _within(place: str, wider: str) -> bool:
+    """Whether a place is another one or lies in it: places are cloud/region/zone as far as they are known."""
+    return f"{place}/".startswith(f"{wider}/")
 
 
 def _memory_file(task: Task) -> Path:
