@@ -5,9 +5,13 @@ Pre-flight comes before anything is written; the start mode is decided here and 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +19,7 @@ import typer
 from assay.cli.options import JsonOption, RecipeArgument, RunArgument
 
 if TYPE_CHECKING:
+    from assay.launch import local
     from assay.launch.checks import Check
 
 RanksOption = Annotated[
@@ -46,6 +51,44 @@ def train(
 
     The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
     """
+    with _stoppable():
+        job = _job(recipe, run, start, from_step, until, ranks, profile, grace, hang_after)
+    if job is not None:
+        from assay.launch import local
+
+        raise SystemExit(local.train(job))
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end what comes before the ranks, and the processes that it started, with 75."""
+    from assay.errors import Interrupted
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("stopped before training began; no update was made: start it again", "signal") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _job(
+    recipe: Path,
+    run: Path,
+    start: str,
+    from_step: int | None,
+    until: str | None,
+    ranks: int,
+    profile: int | None,
+    grace: float,
+    hang_after: float,
+) -> local.Job | None:
+    """Everything of `train` before the ranks: options, arrival, pre-flight, duties; None: nothing is left to train."""
     from assay.checkpoint.permission import permit
     from assay.cli.progress import progress
     from assay.errors import InputError, Refused
@@ -79,7 +122,7 @@ def train(
     if begun and from_step is None and history(folder.ledger).ended and not goes_on(folder):
         permit(folder, loaded, history(folder.ledger))
         print(f"{run} has ended: its schedule is done; nothing is left to train", file=sys.stderr)
-        return
+        return None
     checks = preflight(loaded, _folder(recipe), folder, ranks, from_step)
     if refused := refusals(checks):
         _refuse(refused)
@@ -95,8 +138,7 @@ def train(
     command = ["assay", *sys.argv[1:]]
     # Compilation may take six times as long as the longest update, as the contract has it.
     hang = (hang_after, 6 * hang_after)
-    code = local.train(local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, profile, hang))
-    raise SystemExit(code)
+    return local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, profile, hang)
 
 
 def preflight_command(

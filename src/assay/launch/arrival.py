@@ -13,6 +13,7 @@ from pathlib import Path
 from assay.errors import Interrupted, Refused
 from assay.files.retry import Policy
 from assay.files.stores import folder_of
+from assay.launch.child import start
 from assay.launch.machine import nearest
 from assay.mirror import copying, leases, records
 from assay.mirror.fetching import Fetched, fetch
@@ -22,6 +23,7 @@ from assay.recipe.schema import Recipe
 from assay.run.duties import DUE, MIRROR, duties
 from assay.run.folder import RunFolder
 
+DUTIES_SECONDS = 3600.0  # that they may keep the machine from training
 ASK_SECONDS = 30.0  # that a mirror may take to answer before it is called unreachable
 
 
@@ -56,21 +58,27 @@ def take_over(recipe: Recipe, run: RunFolder) -> int | None:
     return None if wanted is None else copying.own(run, wanted.url, Policy(ASK_SECONDS), wanted.verify)
 
 
-def catch_up(run: RunFolder) -> None:
+def catch_up(run: RunFolder, seconds: float = DUTIES_SECONDS) -> None:
     """Do the evaluations and exports that were due when the run last stood, in a process of their own, before training.
 
-    They need the device and its memory, which training takes next. What fails is told, and stays due.
+    They need the device and its memory, which training takes next. What fails, or takes longer than `seconds` in all,
+    is told, and stays due. A signal to this process ends it too.
     """
     due = [one for one in duties(run) if one.state == DUE and one.act != MIRROR]
     if not due:
         return
-    done = subprocess.run(
-        [sys.executable, "-m", "assay.cli.main", "duties", str(run.path), "--do"],
-        stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        print(f"what was due is not done (exit {done.returncode}); training goes on: assay duties {run.path} --do",
-              file=sys.stderr)  # fmt: skip
+    child = start(["duties", str(run.path), "--do"])
+    try:
+        code: int | None = child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        if child.poll() is None:  # what it was writing is made anew by the next one
+            child.kill()
+            child.wait()
+    if code != 0:
+        why = f"not done after {seconds:,.0f} s" if code is None else f"not done (exit {code})"
+        print(f"what was due is {why}; training goes on: assay duties {run.path} --do", file=sys.stderr)
 
 
 def _refuse_unmounted(where: Place, run: RunFolder, auto: bool) -> None:
