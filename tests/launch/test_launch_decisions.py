@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from assay.errors import InputError, Refused
 from assay.files.retry import Policy
 from assay.launch import allocation, skypilot, slurm
 from assay.launch.coming_back import End, Failure, after, avoided, in_a_row
-from assay.launch.description import Launch, Restarts, load, task
+from assay.launch.description import Launch, Restarts, Task, load, task
 from assay.recipe import load as recipes
 from assay.run.folder import RunFolder, create
 
@@ -70,6 +73,15 @@ def test_the_same_failure_twice_a_hold_and_a_word_end_it() -> None:
     assert after([away], LIMITS, PAUSES, asked=True).act == "end"
     stuck = [End(75, "preempted", step, 3) for step in range(LIMITS.most + 1)]
     assert [after(stuck[:count], LIMITS, PAUSES).act for count in (LIMITS.most, LIMITS.most + 1)] == ["again", "end"]
+
+
+def test_a_fault_that_only_the_last_written_line_tells_is_the_same_the_third_time() -> None:
+    killed = End(71, None, 10, 4, exact=False)  # lines come every ten updates: at 10, or at any up to 19
+    assert after([killed, killed], LIMITS, PAUSES).act == "again"
+    chosen = after([killed, killed, killed], LIMITS, PAUSES)
+    assert (chosen.act, chosen.reason[:50]) == ("end", "exit code 71 soon after update 10 for the third ti")
+    assert after([killed, End(71, None, 13, 4), killed], LIMITS, PAUSES).act == "again"
+    assert after([End(71, None, 13, 4), End(71, None, 17, 4)], LIMITS, PAUSES).act == "again"
 
 
 def test_pauses_double_until_a_checkpoint_is_saved() -> None:
@@ -138,10 +150,11 @@ SKY = {"cluster": "small", "infra": ["gcp/us-central1/us-central1-a", "gcp/us-ea
        "accelerators": "H100:8", "setup": ["pip install 'assay[train]'"]}  # fmt: skip
 
 
-def sky_file(path: Path) -> Path:
+def sky_file(path: Path, restarts: dict[str, Any] | None = None, **changes: Any) -> Path:
     """A launch file for SkyPilot."""
-    path.write_text(json.dumps({"recipe": "recipe.yaml", "run": "runs/one", "on": "skypilot", "skypilot": SKY,
-                                "restarts": {"first_seconds": 0.01, "most": 4}}))  # fmt: skip
+    limits = {"first_seconds": 0.01, "most": 4} | (restarts or {})
+    path.write_text(json.dumps({"recipe": "recipe.yaml", "run": "runs/one", "on": "skypilot", "skypilot": SKY | changes,
+                                "restarts": limits}))  # fmt: skip
     return path
 
 
@@ -157,40 +170,147 @@ def test_the_task_leaves_places_alone_that_just_failed(tmp_path: Path) -> None:
         skypilot.task_file(found, SKY["infra"])
 
 
-# What `sky` of 0.14 is told and answers, as far as it is used: it streams the job's lines and has codes of its own.
-FAKE_SKY = """#!/usr/bin/env python3
+# What `sky` of 0.14 is told and answers, as far as it is used. `answers` holds for each command what it says in turn,
+# the last one for ever: lines of the job, a state of the cluster (None: it is gone), an exit code of `logs --status`.
+FAKE_SKY = (
+    f"#!{sys.executable} -IS"
+    + """
 import json, sys
 from pathlib import Path
-home = Path(__file__).parent
-with (home / "calls").open("a") as file:
-    file.write(" ".join(sys.argv[1:]) + "\\n")
-if sys.argv[1] == "launch":
-    resources = json.loads(Path(sys.argv[-1]).read_text())["resources"]
-    place = resources.get("infra") or resources["ordered"][0]["infra"]
-    print(f"(task, pid=7) launch: allocation 1 of runs/one in {place}", flush=True)
-    if "central" in place:
-        sys.exit(100)  # the machine went away
-    print("(task, pid=7) launch: ended with exit code 3")
+home, words = Path(__file__).parent, sys.argv[1:]
+what = "logs --status" if words[:2] == ["logs", "--status"] else words[0]
+calls = home / "calls"
+past = calls.read_text().splitlines() if calls.exists() else []
+calls.write_text("".join(line + "\\n" for line in [*past, what]))
+said = json.loads((home / "answers").read_text()).get(what, [None])
+answer = said[min(past.count(what), len(said) - 1)]
+if what == "launch":
+    (home / f"task-{past.count(what)}").write_text(Path(words[-1]).read_text())
+if what in ("launch", "logs"):
+    print("".join(f"(task, pid=7) {line}\\n" for line in answer or []), flush=True)
     sys.exit(100)
+elif what == "logs --status":
+    sys.exit(1 if answer is None else answer)
+elif what == "status":
+    print("Failed to refresh" if answer == "FAILED" else "I 11-30 a line of its log")
+    print("" if answer == "FAILED" else json.dumps([{"name": "small", "status": answer}] if answer else [], indent=2))
 """
+)
+IN_CENTRAL = "launch: allocation 1 of runs/one in gcp/us-central1/us-central1-a"
+IN_EAST = "launch: allocation 2 of runs/one in gcp/us-east5/us-east5-a"
+DONE = "launch: ended with exit code 0"
 
 
-def test_a_machine_that_went_away_is_taken_elsewhere_and_the_code_is_the_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sky = tmp_path / "sky"
-    sky.write_text(FAKE_SKY)
-    sky.chmod(0o755)
-    monkeypatch.setenv(skypilot.COMMAND, str(sky))
-    found = task(sky_file(tmp_path / "launch.yaml"), None, None, None)
-    said: list[str] = []
-    assert skypilot.act(found, "launch", said.append) == {"job": "small", "exit": 3}
-    calls = [line.split()[0] for line in (tmp_path / "calls").read_text().splitlines()]
-    assert calls == ["launch", "down", "launch"], "an unmanaged cluster, and the same command again"
-    assert skypilot.left_alone(found) == {SKY["infra"][0]}
+@pytest.fixture
+def sky(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answered]:
+    """Launches with these answers, and how it went."""
+
+    def launch(answers: dict[str, list[Any]], restarts: dict[str, Any] | None = None, **changes: Any) -> Answered:
+        home = project.path / "sky-home"
+        home.mkdir(exist_ok=True)
+        (home / "sky").write_text(FAKE_SKY)
+        (home / "sky").chmod(0o755)
+        (home / "answers").write_text(json.dumps(answers))
+        (home / "calls").unlink(missing_ok=True)
+        monkeypatch.setenv(skypilot.COMMAND, str(home / "sky"))
+        project.recipe(checkpoint__mirror={"url": "s3://copies/one"})
+        found = task(sky_file(project.path / "launch.yaml", restarts, **changes), None, None, None)
+        said: list[str] = []
+        code = skypilot.act(found, "launch", said.append)["exit"]
+        places = [json.loads(each.read_text())["resources"] for each in sorted(home.glob("task-*"))]
+        firsts = [each.get("infra") or each["ordered"][0]["infra"] for each in places]
+        return Answered(code, (home / "calls").read_text().splitlines()[1:], "\n".join(said), firsts, found)
+
+    return launch
+
+
+@dataclass
+class Answered:
+    """The exit code, SkyPilot's commands after the first question, what people were told, and places by launch."""
+
+    code: int
+    calls: list[str]
+    said: str
+    places: list[str]
+    task: Task
+
+
+def test_a_machine_that_is_gone_is_taken_elsewhere_and_the_code_is_the_runs(sky: Callable[..., Answered]) -> None:
+    ended = [IN_EAST, "launch: ended with exit code 3"]
+    done = sky({"launch": [[IN_CENTRAL, "update 100"], ended], "status": [None]})
+    assert (done.code, done.calls) == (3, ["launch", "status", "launch"])
+    assert done.places == SKY["infra"]
+    assert skypilot.left_alone(done.task) == {SKY["infra"][0]}
     for what in ("stop", "start", "down"):
-        assert skypilot.act(found, what, said.append)["exit"] == 0
-    assert (tmp_path / "calls").read_text().endswith("stop --yes small\nstart --yes small\ndown --yes small\n")
+        assert skypilot.act(done.task, what, print)["exit"] == 0
+
+
+def test_a_stream_that_breaks_is_followed_again_and_no_cluster_is_removed(sky: Callable[..., Answered]) -> None:
+    broken = {"launch": [[IN_CENTRAL, "update 100"]], "status": ["FAILED", "UP"], "logs --status": [None, 101, 100],
+              "logs": [[IN_CENTRAL, "update 150"], [IN_CENTRAL], [IN_CENTRAL, "update 200", DONE]]}  # fmt: skip
+    done = sky(broken)
+    assert done.code == 0
+    assert (done.calls.count("launch"), done.calls.count("logs"), done.calls.count("down")) == (1, 3, 0)
+    assert skypilot.left_alone(done.task) == set(), "the place did nothing"
+    gave_up = sky({"launch": [[IN_CENTRAL]], "status": ["FAILED"]})
+    assert (gave_up.code, gave_up.calls.count("launch"), gave_up.calls.count("down")) == (75, 1, 0)
+    assert "the cluster may go on and cost" in gave_up.said
+
+
+@pytest.mark.parametrize(("answers", "words"), [
+    ({"launch": [[IN_CENTRAL]], "status": ["STOPPED"]}, "the cluster small is stopped; its disk is kept"),
+    ({"launch": [["no capacity to start it again"]], "status": ["STOPPED"]}, "its disk is kept"),
+    ({"launch": [[IN_CENTRAL]], "status": ["UP"], "logs --status": [None, 103]}, "the cluster small is cancelled"),
+])  # fmt: skip
+def test_what_somebody_stopped_stays_stopped_with_its_disk(
+    sky: Callable[..., Answered], answers: dict[str, list[Any]], words: str
+) -> None:
+    done = sky(answers)
+    assert (done.code, done.calls.count("launch"), done.calls.count("down")) == (75, 1, 0)
+    assert words in done.said
+
+
+def test_a_job_that_ended_without_a_word_is_tried_once_more(sky: Callable[..., Answered]) -> None:
+    done = sky({"launch": [["the setup fails"]], "status": ["UP"], "logs --status": [100], "logs": [["it failed"]]})
+    assert (done.code, done.calls.count("launch"), done.calls.count("down")) == (71, 2, 0)
+    free = sky({"launch": [["no capacity"], [IN_EAST, DONE]], "status": ["INIT"], "logs --status": [102]})
+    assert (free.code, free.calls.count("launch")) == (0, 2)
+
+
+def test_the_providers_notice_is_a_preemption_when_the_machine_is_gone(sky: Callable[..., Answered]) -> None:
+    notice = [IN_CENTRAL, "update 100", "launch: ended with exit code 75 (signal)"]
+    done = sky({"launch": [notice, [IN_EAST, DONE]], "status": ["UP", "UP", None]})
+    assert (done.code, done.places) == (0, SKY["infra"])
+    assert skypilot.left_alone(done.task) == {SKY["infra"][0]}
+    outlived = sky({"launch": [notice], "status": ["UP"]})
+    assert (outlived.code, outlived.calls.count("launch")) == (75, 1), "somebody's own signal"
+    held = sky({"launch": [[IN_EAST, "launch: ended with exit code 75 (hold)"]], "status": [None]})
+    assert (held.code, held.calls) == (75, ["launch"])
+
+
+def test_a_launcher_that_still_runs_there_is_followed_and_none_is_added(sky: Callable[..., Answered]) -> None:
+    done = sky({"logs --status": [101], "logs": [[IN_CENTRAL, DONE]]})
+    assert (done.code, done.calls) == (0, ["logs"])
+
+
+def test_a_region_cools_down_with_its_zone_and_waiting_is_no_refusal(sky: Callable[..., Answered]) -> None:
+    gone, infra = [[IN_CENTRAL], [IN_EAST, DONE]], ["gcp/us-central1", "gcp/us-east5"]
+    done = sky({"launch": gone, "status": [None]}, infra=infra)
+    assert (done.code, done.places) == (0, infra)
+    assert skypilot.left_alone(done.task) == {"gcp/us-central1"}
+    skypilot._memory_file(done.task).unlink()
+    one = sky(
+        {"launch": [[IN_CENTRAL], [IN_CENTRAL, DONE]], "status": [None]}, {"cool_down_seconds": 1}, infra=infra[:1]
+    )
+    assert (one.code, one.places) == (0, infra[:1] * 2)
+    assert "the first may be taken again at" in one.said
+
+
+def test_a_run_whose_only_copy_is_on_the_cluster_is_refused(project: Project) -> None:
+    project.recipe()
+    found = task(sky_file(project.path / "launch.yaml"), None, None, None)
+    with pytest.raises(Refused, match=r"recipe\.yaml has no checkpoint\.mirror"):
+        skypilot.act(found, "launch", print)
 
 
 def test_the_batch_script_gets_its_signal_ahead_of_the_limit(tmp_path: Path) -> None:
@@ -224,6 +344,8 @@ def test_receipts_tell_allocations_apart_and_what_failed(project: Project, tmp_p
     assert [one.why for one in allocation.failures(run.ledger)] == ["machine", "preempted", "preempted"]
     assert "local/z" in {one.place for one in allocation.failures(run.ledger)}
     assert place.host not in run.ledger.read_text()
+    allocation.end(run, place, "3", killed := End(71, None, 5, 4, exact=False), 2, "machine")
+    assert allocation.past_ends(run.ledger)[-1] == killed
 
 
 def test_what_skypilot_says_of_the_machine_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_kills_and_a_lost_machine_change_no_bit(tmp_path: Path) -> None:
     second = Launched(file, "--json")
     answer = json.loads(second.rest())
     assert second.process.returncode == 0, second.text()
-    assert "fetching the run from" in second.text()
+    assert "--start auto took resume of what" in second.text()
     assert "RESUME @" in second.text()
     assert (answer["ok"], answer["exit"], answer["step"], answer["allocation"]) == (True, 0, UPDATES, "2")
 

@@ -349,7 +349,19 @@ GPUS = [
     [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-b", [2]), ("1,GPU-aa", [1, 0]), ("0,7,1", [0]), ("GPU-a", [])],
 )
 def test_the_gpus_are_those_that_the_process_may_see(chosen: str | None, left: list[int]) -> None:
-    assert [one.index for one in machine.visible(GPUS, chosen)] == left
+    found = machine.visible(GPUS, chosen)
+    assert found is not None
+    assert [one.index for one in found] == left
+
+
+@pytest.mark.parametrize("chosen", ["MIG-5c7a0c5e-32a1-5b6f-b3e9-2c1d3a4b5c6d", "0, MIG-GPU-aa/7/0"])
+def test_a_slice_of_a_gpu_is_not_measured_and_no_missing_gpu(chosen: str, project: Project) -> None:
+    found = machine.visible(GPUS, chosen)
+    assert found is None
+    recipe = recipes.load(project.recipe(runtime__device="cuda"))
+    assert machine.device(recipe, 1, found, None).startswith("not measured")
+    with pytest.raises(Refused, match="has no GPU"):
+        machine.device(recipe, 1, [], None)
 
 
 def run_on(kind: str) -> History:
