@@ -10,9 +10,13 @@ import argparse
 import ctypes
 import json
 import os
+import re
+import select
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,10 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
         return process
     if sys.platform == "linux":  # a fork that outlives the script would go on alone
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if "spaces" in job:
+        crowd(job["spaces"])
+    if "lost_at" in job:
+        lose(folder, place, job["lost_at"])
     if place.rank == job.get("slow_rank"):  # this rank computes more than the others for every module that it runs
         register_module_forward_pre_hook(work)
     named = argparse.Namespace(
@@ -62,6 +70,41 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
     code = run_job(named, place)
     sys.stderr.flush()
     os._exit(code)
+
+
+def crowd(spaces: int) -> None:
+    """The disk has room for so many saves that ask for it, and for none after them."""
+    usage, asked = shutil.disk_usage, list[Any]()
+
+    def crowded(path: Any) -> Any:
+        asked.append(path)
+        return usage(path)._replace(free=usage(path).free if len(asked) <= spaces else 1 << 10)
+
+    shutil.disk_usage = crowded
+
+
+def lose(folder: RunFolder, place: Place, step: int) -> None:
+    """Rank 1 is killed when the parts of this step are joined, and the folder appears once it is gone."""
+    told, moment = folder.path / "rank-1", folder.path / "joined"
+    if place.rank == 1:
+        told.write_text(str(os.getpid()))
+
+        def die(module: torch.nn.Module, inputs: Any) -> None:
+            if moment.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        register_module_forward_pre_hook(die)
+        return
+
+    def wait(event: str, args: Any) -> None:
+        if event == "os.rename" and re.search(f"step-{step:06d}$", str(args[1])):
+            assert threading.current_thread() is not threading.main_thread()
+            moment.touch()
+            gone = select.poll()
+            gone.register(os.pidfd_open(int(told.read_text())), select.POLLIN)
+            gone.poll(60_000)
+
+    sys.addaudithook(wait)
 
 
 def work(module: torch.nn.Module, inputs: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from small import Project, drive
 
 from assay.checkpoint.load import load
 from assay.checkpoint.manifest import problems, read_manifest
+from assay.files.digest import digest_file
 from assay.files.publish import leftovers
 from assay.ledger.ledger import Receipt, read
 from assay.release.verify import verify
@@ -213,3 +215,29 @@ def test_a_run_that_is_stopped_with_a_save_in_the_air_has_that_save_first(projec
     told = history(RunFolder(tmp_path / "run").ledger)
     assert [item.step for item in told.saved] == list(range(1, 8))
     assert not leftovers(tmp_path / "run" / "checkpoints")
+
+
+def test_a_checkpoint_whose_receipt_a_kill_prevented_makes_room_for_the_same_step(
+    project: Project, tmp_path: Path
+) -> None:
+    recipe = project.recipe(checkpoint={"every": 3, "keep": "all"})
+    run = tmp_path / "run"
+    assert drive(recipe, run, until="6") == 0
+    (run / "outcome.json").unlink()
+    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    receipt = max(saved(run), key=lambda one: one.seq)
+    (run / "ledger.jsonl").write_bytes(b"".join(lines[: receipt.seq - int(json.loads(lines[0])["seq"])]))
+    foreign = run / "checkpoints" / "step-000009"  # of another ledger: not this run's to remove
+    shutil.copytree(run / "checkpoints" / "step-000006", foreign)
+    manifest = json.loads((foreign / "manifest.json").read_text())
+    (foreign / "manifest.json").write_text(json.dumps(manifest | {"run_id": "another"}))
+
+    assert drive(recipe, run, resume=True, until="6") == 0
+    assert [one.body["folder"] for one in saved(run)] == ["checkpoints/step-000003", "checkpoints/step-000006"]
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == [
+        "step-000003", "step-000006", "step-000009",
+    ]  # fmt: skip
+    for line in (run / "checkpoints" / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert digest_file(run / "checkpoints" / name) == f"sha256:{digest}"
+    assert not [claim for claim in verify(run).claims if claim.result == "failed"]

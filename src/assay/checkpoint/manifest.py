@@ -28,6 +28,7 @@ STATE = "state.json"
 CONFIG = "config.json"
 RECIPE = "recipe.json"
 QUEUE = "queue.jsonl"
+SUMS = "SHA256SUMS"  # beside the folders, in the form of `sha256sum`
 OUTCOME = "outcome.json"  # of the run, not of a checkpoint
 
 # One file each where one rank wrote them; of several ranks each writes what it owns into a shard.

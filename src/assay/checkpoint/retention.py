@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from assay.checkpoint.manifest import MANIFEST
-from assay.files.publish import leftovers
-from assay.ledger.ledger import Ledger
-from assay.run.history import AWAITED, SAFE, Saved
+from assay.checkpoint.manifest import MANIFEST, SUMS, read_manifest
+from assay.errors import AssayError
+from assay.files.publish import MARK, leftovers, publish_file
+from assay.ledger.ledger import Ledger, read
+from assay.run.history import AWAITED, SAFE, History, Saved
 
 
 def surplus(line: list[Saved], keep: int | str, permanent: Collection[int]) -> list[Saved]:
@@ -60,3 +61,40 @@ def clear_half_written(folder: Path, tell: Callable[[str], None]) -> None:
             tell(
                 f"{rest.name} was left half-written and could not be removed ({fault.strerror or fault}); it is ignored"
             )
+
+
+def clear_unrecorded(run_path: Path, ledger: Path, told: History, tell: Callable[[str], None]) -> None:
+    """Remove whole checkpoints that no receipt names: their process was gone between the folder and the receipt.
+
+    No start takes them, and the step that is saved again needs their name. Only for the run's owner, before it saves
+    anything, and only what states a head of this very ledger: a folder from elsewhere, or of a ledger that lost its
+    last receipts, is not this function's to remove.
+    """
+    named = {item.folder for item in told.saved}
+    for folder in sorted(run_path.glob(f"*/step-*/{MANIFEST}")):
+        place = folder.parent
+        if f"{place.parent.name}/{place.name}" in named or MARK in place.name or place.is_symlink():
+            continue
+        try:
+            manifest = read_manifest(place)
+            digests = {(receipt.seq, receipt.digest) for receipt in read(ledger)}
+        except AssayError:
+            continue
+        head = manifest.ledger.get("seq"), manifest.ledger.get("digest")
+        if manifest.run_id != told.run_id or head not in digests:
+            continue
+        try:
+            _forget_sums(place)
+            folder.unlink()
+            shutil.rmtree(place)
+            tell(f"{place.name} was saved, but its process ended before the receipt; it is removed and saved again")
+        except OSError as fault:
+            tell(f"{place} has no receipt and could not be removed ({fault.strerror or fault}); it is ignored")
+
+
+def _forget_sums(folder: Path) -> None:
+    """The folder's lines leave SHA256SUMS, where the next folder of its name will have its own."""
+    path = folder.parent / SUMS
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        publish_file(path, b"".join(line for line in lines if f"  {folder.name}/".encode() not in line))

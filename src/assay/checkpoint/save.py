@@ -196,7 +196,7 @@ def _append_sums(parent: Path, manifest: Manifest) -> None:
     lines = "".join(
         f"{value.removeprefix('sha256:')}  {manifest.folder.name}/{name}\n" for name, value in sorted(sums.items())
     )
-    path = parent / "SHA256SUMS"
+    path = parent / manifests.SUMS
     publish_file(path, (path.read_bytes() if path.exists() else b"") + lines.encode("ascii"))
 
 

@@ -44,7 +44,7 @@ class Ranks:
     staged: bool = False  # tensors of a device go through the host, because gloo carries them
     backend: str | None = None
     sent: int = 0
-    led: list[AssayError] = field(default_factory=list)  # faults that rank 0 shared with all
+    led: list[AssayError] = field(default_factory=list)  # faults that every rank raises alike
 
     @property
     def first(self) -> bool:
@@ -68,6 +68,7 @@ class Ranks:
         except AssayError as fault:
             cause = fault.cause if isinstance(fault, Interrupted) else None
             self._from_first({"fault": {"code": fault.code, "message": str(fault), "cause": cause}})
+            self.led.append(fault)
             raise
         self._from_first({"result": result})
         return result

@@ -129,16 +129,22 @@ def land(trainer: Trainer, saved_steps: set[int]) -> None:
 def landed(trainer: Trainer) -> Iterator[None]:
     """Around training: what is in the air when it ends by a fault still becomes a checkpoint, where that can be.
 
-    With several ranks only for faults that all of them raise alike. Nothing here hides the fault.
+    With several ranks for faults that all of them raise alike; after others, such as a lost rank, rank 0 still records
+    what needs no word of the others any more. Nothing here hides the fault.
     """
     try:
         yield
     except Exception as error:
-        if trainer.ranks.size == 1 or isinstance(error, NumbersError | Interrupted | Refused):
-            try:
+        ranks = trainer.ranks
+        try:
+            if ranks.size == 1 or isinstance(error, NumbersError | Interrupted | Refused) or error in ranks.led:
                 land(trainer, set())
-            except AssayError as second:
-                trainer.tell(f"a save in the air was lost as well: {second}")
+            elif ranks.first:
+                for flight in trainer.air.flights:
+                    if flight.joined:
+                        _record(trainer, flight, time.perf_counter())
+        except AssayError as second:
+            trainer.tell(f"a save in the air was lost as well: {second}")
         raise
 
 

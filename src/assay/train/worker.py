@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from assay.checkpoint.permission import permit
-from assay.checkpoint.retention import clear_half_written
+from assay.checkpoint.retention import clear_half_written, clear_unrecorded
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.errors import AssayError, InputError, Interrupted, MachineError, NumbersError, Refused
@@ -134,6 +134,7 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     recipe = amending.own_recipe(run, recipe)
     for parent in (run.checkpoints, run.weights):
         clear_half_written(parent, _tell)
+    clear_unrecorded(run.path, run.ledger, told, _tell)
     sealed_to = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
     with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
