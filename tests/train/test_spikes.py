@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,12 +71,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project(tmp_path_factory.mktemp("spikes") / "project")
 
 
-def eager(project: Project, name: str, most: int) -> Path:
+def eager(project: Project, name: str, most: int, **changes: Any) -> Path:
     """A policy so strict that ordinary updates of the small model are spikes; a full checkpoint after each two."""
     spikes = {"policy": "skip", "window": 4, "deviations": 1.0, "most": most}
-    return project.recipe(
-        name, spikes=spikes, evaluate={"every": None}, checkpoint={"every": 2, "keep": "all"}, model__layers=1
-    )
+    usual = {"spikes": spikes, "evaluate": {"every": None}, "checkpoint": {"every": 2, "keep": "all"}}
+    return project.recipe(name, **usual | {"model__layers": 1} | changes)
 
 
 def test_skipped_updates_leave_the_state_and_are_the_same_after_every_resume(project: Project) -> None:
@@ -134,6 +134,45 @@ def test_verify_finds_an_update_that_was_skipped_silently_or_against_the_policy(
     assert "was skipped, but no receipt says so" in forged(first - 1, skipped=True)
     assert "was not skipped, but receipt" in forged(first, skipped=False)
     assert "by the policy it was not to be skipped" in forged(first, grad_norm=honest[first - 1].grad_norm)
+
+
+def test_a_resume_from_a_step_that_also_has_weights_is_judged_by_the_window_of_that_step(project: Project) -> None:
+    checkpoint = {"every": 2, "keep": "all", "weights_every": 2}
+    recipe = eager(project, "weighed", 30, checkpoint=checkpoint)
+    run = RunFolder(project.path / "weighed")
+    assert drive(recipe, run.path, until="12") == 0
+    assert drive(recipe, run.path, resume=True, until="18") == 0
+    told = history(run.ledger)
+    assert [one.kind for one in told.saved if one.step == 12] == ["full", "weights"]
+    assert any(one.body["segment"] == 2 for one in told.skipped), "by the window that the first segment filled"
+    assert "applied again to 18 recorded updates" in judged(run)
+
+
+def test_a_resume_of_a_continued_run_is_judged_once_its_own_window_is_full(project: Project) -> None:
+    """The parent's norms, which the first spikes of the child were judged by, are in none of its files."""
+    wide = {"policy": "skip", "window": 6, "deviations": 2.0, "most": 30}
+    assert drive(eager(project, "elder", 30, spikes=wide), project.path / "elder", until="12") == 0
+    recipe = eager(
+        project, "heir", 30, spikes=wide, start={"continue_from": {"path": "elder", "step": 12}},
+        schedule__updates=24, schedule__rewarm=2,
+    )  # fmt: skip
+    run = RunFolder(project.path / "heir")
+    assert drive(recipe, run.path, until="14") == 0
+    assert drive(recipe, run.path, resume=True) == 0
+    skipped = {one.body["update"]: one.body["segment"] for one in history(run.ledger).skipped}
+    usual = [update for update in range(12, 24) if update not in skipped]
+    assert any(segment == 2 and update < usual[5] for update, segment in skipped.items())
+    assert f"applied again to {23 - usual[5]} recorded updates" in judged(run)
+
+
+def judged(run: RunFolder) -> str:
+    """What the claim about skipped updates says, which must hold."""
+    case = Case(run.path, False, (), lambda _: None)
+    assert chain_claim(case).result == receipts_claim(case).result == lines_claim(case).result == "verified"
+    told = skipped_claim(case)
+    assert told is not None
+    assert told.result == "verified", told.evidence
+    return told.evidence
 
 
 def test_more_spikes_in_a_row_than_allowed_stop_the_run(project: Project) -> None:

@@ -22,7 +22,7 @@ METRICS = "metrics"
 def skipped_claim(case: Case) -> Claim | None:
     """Lines and receipts name the same skipped updates, and the policy says so of the recorded norms; None: no policy.
 
-    Where a segment goes on from another run, whose norms are not here, its own window is filled first.
+    Where training goes on from another run, whose norms are not here, its own window is filled first.
     """
     told = case.history
     policies = {segment.number: _policy(segment) for segment in told.segments}
@@ -38,14 +38,17 @@ def skipped_claim(case: Case) -> Claim | None:
             word = "no receipt says so" if line.skipped else f"receipt {said[line.segment, line.update]} says so"
             faults.append(f"{line.where} was {'' if line.skipped else 'not '}skipped, but {word}")
     judged = 0
-    windows: dict[str, list[float]] = {}  # manifest digest → the window that the checkpoint holds
+    # Manifest digest → the window that the checkpoint holds, and whether it lacks none of what training had.
+    windows: dict[str, tuple[list[float], bool]] = {}
     for segment in told.segments:
         policy = policies[segment.number]
-        norms = windows.get(taken_from(segment.mode, segment.body["evidence"]) or "", [])
-        full = segment.mode != "continue-from"
-        saved = {item.step: item.manifest_sha256 for item in told.saved if item.segment == segment.number}
-        if segment.first in saved:
-            windows[saved[segment.first]] = norms
+        began: tuple[list[float], bool] = ([], segment.mode != "continue-from")
+        norms, full = windows.get(taken_from(segment.mode, segment.body["evidence"]) or "", began)
+        saved: dict[int, list[str]] = {}  # one step may have a full checkpoint and its weights
+        for item in told.saved:
+            if item.segment == segment.number:
+                saved.setdefault(item.step, []).append(item.manifest_sha256)
+        windows |= dict.fromkeys(saved.get(segment.first, []), (norms, full))
         for line in by_segment.get(segment.number, []):
             full = full or policy.rule is None or len(norms) >= policy.rule[1]
             if full:
@@ -55,8 +58,7 @@ def skipped_claim(case: Case) -> Claim | None:
                     faults.append(f"{line.where}: by the policy it was {'' if wanted else 'not '}to be skipped")
             if not line.skipped:
                 norms = taken_up(policy, norms, line.grad_norm)
-            if line.update + 1 in saved:
-                windows[saved[line.update + 1]] = norms
+            windows |= dict.fromkeys(saved.get(line.update + 1, []), (norms, full))
     evidence = (
         f"{counted(sum(line.skipped for line in case.lines), 'update')} skipped, each with its receipt; the policy was "
         f"applied again to {counted(judged, 'recorded update')}"
