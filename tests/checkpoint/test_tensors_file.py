@@ -204,6 +204,12 @@ def test_files_and_manifest_forged_together_are_one_sentence_too(tmp_path: Path)
         ("state.json", b""), ("state.json", b"{}"), ("state.json", b"[]"), ("state.json", STATE.replace(b"6", b"7")),
         ("state.json", STATE.replace(b'"00"', b'"zz"')), ("state.json", STATE.replace(b"[]", b'[{"update": 9}]')),
         ("state.json", STATE.replace(b'"rng"', b'"nrg"')), ("state.json", b"\xff"),
+        *(("state.json", STATE[:-1] + b', "spikes": %s}' % spikes) for spikes in (
+            b"[]", b"{}", b'{"norms": 1, "skipped": 0}', b'{"norms": ["1"], "skipped": 0}',
+            b'{"norms": [-1.0], "skipped": 0}', b'{"norms": [1e999], "skipped": 0}', b'{"norms": [true], "skipped": 0}',
+            b'{"norms": [1%s], "skipped": 0}' % (b"0" * 400), b'{"norms": [1.0]}', b'{"norms": [], "skipped": -1}',
+            b'{"norms": [], "skipped": "0"}',
+        )),
     ):  # fmt: skip
         for path, old in sound.items():
             path.write_bytes(old)

@@ -6,6 +6,7 @@ told, so that a receipt can say so. No pickle is read on any path.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,22 @@ def _state(manifest: Manifest) -> dict[str, Any]:
             and is_digest(item.get("batch"))
             for item in recent
         )
+        and _window(state.get("spikes"))
     )
     if not good:
         raise DataError(f"{path} is damaged: a key is missing, of the wrong type, or not what the manifest states")
     return state
+
+
+def _window(spikes: Any) -> bool:
+    """Whether this is what the policy for spikes goes by; None: from before there was one."""
+    return spikes is None or (
+        isinstance(spikes, dict)
+        and isinstance(spikes.get("norms"), list)
+        and all(type(norm) in (int, float) and 0 <= norm <= sys.float_info.max for norm in spikes["norms"])
+        and type(spikes.get("skipped")) is int
+        and spikes["skipped"] >= 0
+    )
 
 
 def newest(run_path: Path, saved: list[Saved], step: int | None) -> tuple[Loaded, list[str]]:

@@ -285,7 +285,7 @@ def _position(loaded: Loaded, recipe: Recipe, queue: Queue, batches: Batches) ->
         raise DataError(f"{folder}: its copy of the queue is not the prefix that its state names; it is damaged")
     position = Position(int(state["step"]), raw(state["order_digest"]), list(state["recent"]))
     if spikes := state.get("spikes"):
-        position.norms, position.skipped = list(spikes["norms"]), int(spikes["skipped"])
+        position.norms, position.skipped = [float(norm) for norm in spikes["norms"]], spikes["skipped"]
     for item in position.recent:
         if batches.digest(item["update"]) != item["batch"]:
             raise DataError(
