@@ -13,6 +13,7 @@ from small import Project
 from assay.errors import AssayError, InputError, Refused, VerificationError
 from assay.ledger import chain
 from assay.ledger.ledger import Ledger, first_previous
+from assay.plan.figures import flops_per_position
 from assay.recipe import load as recipes
 from assay.run import owner
 from assay.run.folder import RunFolder, create
@@ -142,6 +143,25 @@ def test_the_seven_numbers_come_from_seven_places(run: RunFolder, project: Proje
     assert numbers() == (30, None, None, 9, 6, None, None), "no other number stands in for the prepared ones"
     run.metrics.unlink()
     assert numbers() == (30, None, None, None, 6, None, None)
+
+
+def test_the_mfu_is_that_of_the_newest_segment_without_pauses_and_warm_up(run: RunFolder) -> None:
+    recipe = run.recipe()
+    flops = recipe.positions_per_update * sum(flops_per_position(recipe).values())
+    peaks = {1: 10**12, 2: 10**13}
+    tell(run, *(
+        (kind, body | {"numerics": {"peak": {"flops_per_second": peak}}})
+        for (kind, body), peak in zip((START, RECOVERY), peaks.values(), strict=True)
+    ))  # fmt: skip
+    for segment, updates, warm in ((1, range(12), 0.5), (2, range(6, 17), 0.25)):
+        with run.metrics.open("a") as file:
+            for update in updates:
+                usual = warm if update - updates[0] >= 10 else 9.0
+                parts = {"compute": usual, "validation": 7.0 if update == updates[-1] else 0.0}
+                line = {"update": update, "segment": segment, "time": "2026-01-01T00:00:00Z", "loss": 4.0,
+                        "seconds": 1.0, "order_digest": "d", "parts": parts}  # fmt: skip
+                file.write(json.dumps(line) + "\n")
+        assert status(run)["mfu"] == pytest.approx(flops / warm / peaks[segment])
 
 
 def test_a_recovery_leaves_what_came_after_its_checkpoint(run: RunFolder) -> None:

@@ -6,6 +6,7 @@ pauses. It measures nothing itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,23 +15,27 @@ WARM_UP = 10  # updates at the start of each segment that the figure after warm-
 PAUSES = ("slot", "validation", "checkpoint")
 
 
+def busy(parts: Mapping[str, float]) -> float:
+    """Seconds of an update without its pauses."""
+    return math.fsum(seconds for name, seconds in parts.items() if name not in PAUSES)
+
+
 @dataclass
 class _Sum:
     updates: int = 0
     seconds: float = 0.0
-    paused: float = 0.0
+    busy: float = 0.0
 
     def add(self, updates: int, parts: Mapping[str, float]) -> None:
         self.updates += updates
         self.seconds += sum(parts.values())
-        self.paused += sum(parts.get(name, 0.0) for name in PAUSES)
+        self.busy += busy(parts)
 
     def facts(self, positions: int) -> dict[str, float | None]:
-        busy = self.seconds - self.paused
         done = self.updates * positions
         return {
             "with_pauses": done / self.seconds if done and self.seconds > 0 else None,
-            "without_pauses": done / busy if done and busy > 0 else None,
+            "without_pauses": done / self.busy if done and self.busy > 0 else None,
         }
 
 

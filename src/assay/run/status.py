@@ -15,8 +15,9 @@ from statistics import median
 from typing import Any
 
 from assay.data import queue as queues
-from assay.errors import AssayError, VerificationError
+from assay.errors import AssayError, InputError, VerificationError
 from assay.ledger.ledger import Receipt
+from assay.plan.figures import flops_per_position, mfu
 from assay.recipe.schedule import decay_start
 from assay.recipe.schema import Recipe
 from assay.run import metrics
@@ -52,7 +53,8 @@ class Reported:
     again: Again
     skipped: int = 0  # updates that the policy for spikes left out, as the newest line of each says
     speed: Speed = field(default_factory=Speed)
-    mfu: float | None = None  # of the newest line that has one
+    newest: Speed = field(default_factory=Speed)  # of the segment of the newest line
+    segment: int | None = None
     noise_scale: float | None = None  # positions, see `_noise_scale`
 
 
@@ -99,7 +101,7 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
         "skipped": seen.skipped,
         "stragglers": len(told.stragglers),
         "tokens_per_second": seen.speed.facts(recipe.positions_per_update),
-        "mfu": seen.mfu,
+        "mfu": _mfu(recipe, told, seen),
         "peak": told.segments[-1].body.get("numerics", {}).get("peak") if told.segments else None,
         "noise_scale": seen.noise_scale,
         "last_contact": max(contacts, default=None),
@@ -112,6 +114,23 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
             *overspent(money),
         ],
     }
+
+
+def _mfu(recipe: Recipe, told: History, seen: Reported) -> float | None:
+    """MFU by 6N + attention of the segment of the newest line, without pauses, after warm-up where it got so far.
+
+    None: not measured, no peak is known of that segment's GPUs, or above 1, which is no MFU.
+    """
+    segment = next((one for one in told.segments if one.number == seen.segment), None)
+    known = (segment.body.get("numerics", {}).get("peak") or {}).get("flops_per_second") if segment else None
+    facts = seen.newest.facts(recipe.positions_per_update)
+    speed = facts["after_warm_up"]["without_pauses"] or facts["all"]["without_pauses"]
+    if type(known) is not int or known <= 0 or speed is None:
+        return None
+    try:
+        return mfu(speed, sum(flops_per_position(recipe).values()), known)
+    except InputError:
+        return None
 
 
 def _orphan(receipt: Receipt) -> dict[str, Any]:
@@ -187,17 +206,19 @@ def reported(path: Path) -> Reported:
     seconds: list[float] = []
     lines, again = 0, Again()
     skipped: set[int] = set()
-    speed, mfu = Speed(), None
+    speed, newest_speed = Speed(), Speed()
     noises: deque[dict[str, Any]] = deque(maxlen=NOISES)
     for line in metrics.updates(path):
         lines += 1
         again.take(line)
+        if newest is not None and newest["segment"] != line["segment"]:
+            newest_speed = Speed()
         newest = line
         (skipped.add if line.get("skipped") is True else skipped.discard)(line["update"])
         if isinstance(line.get("parts"), dict):
-            speed.add({name: value for name, value in line["parts"].items() if type(value) is float}, line["segment"])
-        if isinstance(line.get("mfu"), float):
-            mfu = line["mfu"]
+            parts = {name: value for name, value in line["parts"].items() if type(value) is float}
+            speed.add(parts, line["segment"])
+            newest_speed.add(parts)
         if isinstance(line.get("gradient_noise"), dict):
             noises.append(line["gradient_noise"])
         if isinstance(line.get("seconds"), float):
@@ -214,7 +235,8 @@ def reported(path: Path) -> Reported:
         again,
         len(skipped),
         speed,
-        mfu,
+        newest_speed,
+        newest["segment"],
         _noise_scale(noises),
     )
 

@@ -20,6 +20,7 @@ from assay.plan.figures import flops_per_position, mfu
 from assay.recipe.schema import Recipe
 from assay.run import metrics as lines
 from assay.run.folder import RunFolder
+from assay.run.speed import busy
 from assay.train import numerics
 from assay.train.agreement import Agreed
 from assay.train.optimizers import joined_norm, tensor_norms
@@ -112,7 +113,7 @@ def line_of(
         "grad_norm": told.grad_norm,
         "seconds": seconds,
         "tokens_per_second": speed,
-        **_mfu(trainer, speed),
+        **_mfu(trainer),
         "parts": {name: round(value, 6) for name, value in meters.parts.items()},
         "memory_peak": max((one for one in (peak, meters.memory) if one is not None), default=None),
         "memory_used": used,
@@ -137,13 +138,22 @@ def line_of(
     return line
 
 
-def _mfu(trainer: Trainer, speed: float | None) -> dict[str, float | None]:
-    """`mfu` by 6N + attention and `mfu_six_n`; None without a known peak. Above 1 it is wrong: alarm, then None."""
-    peak, flops = trainer.meters.peak, flops_per_position(trainer.recipe)
-    if peak is None or speed is None:
+def mfu_of(recipe: Recipe, parts: Mapping[str, float], peak: int | None) -> dict[str, float | None]:
+    """`mfu` by 6N + attention and `mfu_six_n` of an update, its pauses left out; None where something is unknown.
+
+    InputError where it is above 1.
+    """
+    flops, seconds = flops_per_position(recipe), busy(parts)
+    if peak is None or seconds <= 0:
         return {"mfu": None, "mfu_six_n": None}
+    speed = recipe.positions_per_update / seconds
+    return {"mfu": mfu(speed, sum(flops.values()), peak), "mfu_six_n": mfu(speed, flops["six_n"], peak)}
+
+
+def _mfu(trainer: Trainer) -> dict[str, float | None]:
+    """See `mfu_of`. Above 1 the peak is wrong: alarm, and unknown from here on."""
     try:
-        return {"mfu": mfu(speed, sum(flops.values()), peak), "mfu_six_n": mfu(speed, flops["six_n"], peak)}
+        return mfu_of(trainer.recipe, trainer.meters.parts, trainer.meters.peak)
     except InputError as fault:
         trainer.meters.peak = None
         trainer.ledger.append("alarm", {"alarm": "an MFU above 100 %", "mfu": str(fault)})
