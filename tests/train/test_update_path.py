@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.run import metrics
 from assay.run.history import history
+from assay.train.tracing import Trace
 
 # By which a program looks at the value of a tensor; on a GPU each makes the host wait.
 LOOKS = {
@@ -126,6 +129,23 @@ def test_a_trace_shows_the_updates_after_the_warm_up_and_changes_no_bit(project:
     assert drive(recipe, short, until="5", profile=100) == 0
     (file,) = (short / "logs" / "segment-01").glob("profile-*.json")
     assert file.name == "profile-rank-0-updates-3-5.json"
+
+
+@pytest.mark.parametrize("updates", [1, 100])
+def test_a_recorder_that_fails_neither_ends_a_run_nor_hides_why_one_ended(updates: int) -> None:
+    told: list[str] = []
+    trace = Trace(updates, Path("no\0place"), 0, torch.device("cpu"), told.append)
+
+    def end_badly() -> None:
+        with closing(trace):
+            for update in range(6):
+                trace.at(update)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        end_badly()
+    (words,) = told
+    assert words.startswith("no trace was written: ")
 
 
 def test_no_thread_of_a_run_outlives_it(project: Project) -> None:

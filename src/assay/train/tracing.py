@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +34,42 @@ class Trace:
         self._profile: Any = profile(activities=activities, schedule=plan, on_trace_ready=self._keep, acc_events=True)
         self._first: int | None = None
         self._update = -1
-        self._written = False
+        self._written = False  # or given up
 
     def at(self, update: int) -> None:
         """An update begins; everything up to the next one belongs to it."""
         if self._written or update == self._update:
             return
-        if self._first is None:
-            self._first = update
-            self._profile.start()
-        else:
-            self._profile.step()
+        with self._harmless():
+            if self._first is None:
+                self._first = update
+                self._profile.start()
+            else:
+                self._profile.step()
         self._update = update
 
     def close(self) -> None:
         """Where training ends before, what was recorded is written."""
         if self._first is None or self._written:
             return
-        self._profile.stop()
-        if not self._written:
-            self._tell(f"no trace was written: training ended within {WARM_UP} updates of its start")
+        with self._harmless():
+            self._profile.stop()
+            if not self._written:
+                self._tell(f"no trace was written: training ended within {WARM_UP} updates of its start")
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """No trace is worth a run, nor may it hide why one ended: what the recorder meets is said, and it is over."""
+        try:
+            yield
+        except Exception as fault:  # noqa: BLE001 - torch's recorder states no set of faults
+            self._written = True
+            self._tell(f"no trace was written: {getattr(fault, 'strerror', None) or fault}")
 
     def _keep(self, recorded: Any) -> None:
-        """No trace is worth a run: what cannot be written is said."""
         self._written = True
-        try:
+        with self._harmless():
             self._write(recorded)
-        except OSError as fault:
-            self._tell(f"no trace was written: {fault.strerror or fault}")
 
     def _write(self, recorded: Any) -> None:
         assert self._first is not None
