@@ -98,6 +98,19 @@ def test_other_batches_than_those_made_ahead_are_read_anew(batches: Batches, fee
     assert grown.read[0] == 1
 
 
+def test_a_bug_in_the_thread_is_raised_as_what_it_is(batches: Batches, feed: Feed) -> None:
+    class Broken(Batches):
+        def batch(self, update: int, rows: slice = ALL) -> np.ndarray:
+            if update == 1:
+                raise ValueError("cannot reshape array of size 7")
+            return super().batch(update, rows)
+
+    broken = Broken(batches.queue, [], batches.seed, batches.global_batch)
+    feed.take(broken, 0)
+    with pytest.raises(ValueError, match="cannot reshape array of size 7"):
+        feed.take(broken, 1)
+
+
 def test_a_fault_is_raised_with_the_batch_that_has_it(project: Project, batches: Batches, feed: Feed) -> None:
     class Damaged(Batches):
         def batch(self, update: int, rows: slice = ALL) -> np.ndarray:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from assay.data.batches import Batches, row_digests
-from assay.errors import AssayError
 from assay.train.batch import documents_of
 
 LEAVE_SECONDS = 5.0  # how long a read that does not come back may hold up the end
@@ -115,11 +114,11 @@ class _Coming(threading.Thread):
         self._feed = feed
         self.batches, self.update = batches, update
         self.made: _Made | None = None
-        self.fault: AssayError | OSError | RuntimeError | MemoryError | None = None
+        self.fault: Exception | None = None
 
     def run(self) -> None:
         """Whatever it meets is kept for the one who asks for the batch."""
         try:
             self.made = self._feed._make(self.batches, self.update)
-        except (AssayError, OSError, RuntimeError, MemoryError) as fault:
+        except Exception as fault:  # noqa: BLE001 - a bug too is raised where the batch is asked for
             self.fault = fault
