@@ -27,7 +27,7 @@ from assay.run.status import status
 from assay.train.meters import SlowBounds, Stragglers
 from assay.train.nvml import Sensor
 from assay.train.optimizers import joined_norm
-from assay.train.telemetry import by_group, group_of, noise
+from assay.train.telemetry import by_group, group_of, mfu_of, noise
 from assay.train.validation import shares
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
@@ -100,6 +100,7 @@ def test_a_straggler_is_named_once_for_each_row_of_slow_updates() -> None:
     rows = [slow, slow, even, slow, slow, slow, slow, even, slow, slow, slow]
     assert [stragglers.take(row) for row in rows] == [[], [], [], [], [], [2], [], [], [], [], [2]]
     assert stragglers.take([None, 1.0, 9.0, 1.0]) == [], "before all have measured themselves nobody is slow"
+    assert [stragglers.take(even) for _ in range(9)] == [[]] * 9
 
 
 def test_the_known_mfu_of_l20_edu_comes_from_the_table_of_peaks() -> None:
@@ -107,6 +108,16 @@ def test_the_known_mfu_of_l20_edu_comes_from_the_table_of_peaks() -> None:
     known = peak("NVIDIA L20", "bfloat16")
     assert known is not None
     assert round(100 * mfu(38541, flops, known), 1) == 26.0
+
+
+def test_the_mfu_of_an_update_is_that_without_its_pauses() -> None:
+    recipe = recipes.load(SHIPPED / "tiny.yaml")
+    parts = {"compute": 0.5, "optimizer": 0.25, "data": 0.25}
+    flops = flops_per_position(recipe)
+    found = mfu_of(recipe, parts | {"validation": 3.0, "checkpoint": 2.0, "slot": 1.0}, 10**14)
+    assert found == mfu_of(recipe, parts, 10**14)
+    assert found["mfu"] == pytest.approx(recipe.positions_per_update * sum(flops.values()) / 10**14)
+    assert mfu_of(recipe, parts, None) == mfu_of(recipe, {}, 10**14) == {"mfu": None, "mfu_six_n": None}
 
 
 @pytest.mark.parametrize(
@@ -133,15 +144,21 @@ def test_power_energy_and_throttle_reasons_come_from_the_library(tmp_path: Path)
     """Against a library of the same symbols, with a device that tells no memory clock."""
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(NVML)], check=True)
     script = (
-        "import json; from assay.train.nvml import Sensor; s = Sensor('7'); first = s.energy; s.close();"
-        "print(json.dumps([s.power, first, s.energy, s.state()]))"
+        "import json, threading, torch; from assay.train.nvml import Sensor; s = Sensor('7'); first = s.energy;"
+        "from assay.train.meters import Meters, SlowBounds, Stragglers;"
+        "m = Meters(torch.device('cpu'), ['GPU-7'], s, Stragglers(SlowBounds()));"
+        "m.joules = 0.0; s.close(); m.finish();"
+        "print(json.dumps([s.power, first, s.energy, s.state(), m.joules, threading.active_count()]))"
     )
     told = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True,
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
     )  # fmt: skip
-    power, first, last, state = json.loads(told.stdout)
-    assert (power, first, last) == (312_000, 0, 500), "each reading of the meter is 500 mJ further"
+    power, first, last, state, joules, threads = json.loads(told.stdout)
+    assert (power, first, last % 500) == (312_000, 0, 0), "each reading of the meter is 500 mJ further"
+    assert last >= 500
+    assert joules == last / 1000, "the last reading counts"
+    assert threads == 1, "nothing reads on"
     assert state == {
         "sm_mhz": 1980, "memory_mhz": None, "celsius": 61, "milliwatts": 312_000,
         "throttle_reasons": ["SwPowerCap", "SwThermalSlowdown"],

@@ -116,11 +116,13 @@ class Meters:
         self.watts, self.joules = self._together(power), self._together(energy)
 
     def finish(self) -> None:
-        """Training is over: count what came after the last word. Waits for the device."""
+        """Training is over: count what came after the last word, of energy with one rank. Waits for the device."""
         self.clock.at("end")
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.speed.rest(self.clock.read())
+        if len(self.devices) == 1 and self.sensor.energy is not None:
+            self.joules = self.sensor.energy / 1000
 
     def _together(self, told: Sequence[int]) -> float | None:
         """Thousandths added up over the devices (ranks may share one); None unless every device tells its own."""

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 SECONDS = 1.0  # between two readings
+LEAVE_SECONDS = 5.0  # how long a driver that does not answer may hold up the end
 
 
 class Sensor:
@@ -22,9 +23,11 @@ class Sensor:
         self._library, self._handle = _open(uuid)
         self._first: int | None = None
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
         if self._handle is not None:
             self._read()
-            threading.Thread(target=self._watch, name="nvml", daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, name="nvml", daemon=True)
+            self._thread.start()
 
     def state(self) -> dict[str, Any] | None:
         """Clocks, temperature and throttle reasons at this moment, each None where the device tells none."""
@@ -41,13 +44,15 @@ class Sensor:
         }
 
     def close(self) -> None:
-        """End the thread; the last readings stay."""
-        if self._handle is not None and not self._over.is_set():
-            self._read()
+        """End the thread, which reads once more; a driver that hangs is left behind and ends with the process."""
         self._over.set()
+        if self._thread is not None:
+            self._thread.join(LEAVE_SECONDS)
 
     def _watch(self) -> None:
-        while not self._over.wait(SECONDS):
+        over = False
+        while not over:
+            over = self._over.wait(SECONDS)
             self._read()
 
     def _read(self) -> None:

@@ -303,12 +303,13 @@ def _trainer(
 
 def _to_the_end(trainer: Trainer, until: int | None) -> str:
     """Prepare and train, on every rank; nothing that runs beside the loop is left, whatever ended it."""
-    prepare(trainer)
     with ExitStack() as beside:
         beside.callback(trainer.feed.close)
+        beside.callback(trainer.meters.sensor.close)
         if trainer.trace:
             beside.callback(trainer.trace.close)
         beside.callback(trainer.air.thread.shutdown, wait=False)
+        prepare(trainer)
         with landed(trainer):
             return train(trainer, until)
 
