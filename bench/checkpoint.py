@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from assay.checkpoint.copies import Copies
+from assay.checkpoint.copies import Copies, not_finite
 from assay.checkpoint.save import Facts, begin, publish, save, write_part
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -60,14 +60,16 @@ def facts(step: int) -> Facts:
 
 def blocking(state: State, folder: Path, step: int) -> Future[object] | None:
     """Assay's save as it is where host memory does not suffice for copies."""
+    assert not not_finite(state[0] | state[1])
     save(folder, facts(step), state[0], state[1], {"config.json": b"{}"}, {})
     return None
 
 
 def asynchronous(copies: Copies, thread: ThreadPoolExecutor) -> Callable[[State, Path, int], Future[object]]:
-    """Assay's save as the trainer does it: folder, copies, and the rest in the thread."""
+    """As the trainer does it: the look for what is not finite, folder, copies, and the rest in the thread."""
 
     def act(state: State, folder: Path, step: int) -> Future[object]:
+        assert not not_finite(state[0] | state[1])
         place = begin(folder, facts(step))
         held = copies.take(state[0] | state[1])
 

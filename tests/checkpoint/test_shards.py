@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from assay.checkpoint import room
-from assay.checkpoint.copies import Copies, bytes_of
+from assay.checkpoint.copies import Copies, bytes_of, not_finite
 from assay.checkpoint.load import load
 from assay.checkpoint.manifest import MODEL, Manifest, encode, problems, read_manifest, tensor_files, weights_pin
 from assay.checkpoint.save import Facts, begin, publish, save, write_part
@@ -196,3 +196,33 @@ def test_free_memory_is_the_least_of_the_machine_and_its_control_groups(
 
 def test_this_machine_says_what_is_free() -> None:
     assert json.dumps(room.free_memory()) != "0"
+
+
+def test_what_is_not_finite_is_named_whatever_its_kind() -> None:
+    sound = {
+        "a": torch.randn(3, 2), "b": torch.zeros(0, 4), "c": torch.tensor(7),
+        "d": torch.full((1,), 1e300, dtype=torch.float64), "e": torch.ones(2, dtype=torch.bfloat16),
+    }  # fmt: skip
+    assert not_finite(sound) == []
+    assert not_finite({}) == []
+    for number in (torch.inf, -torch.inf, torch.nan):
+        for name in "ade":
+            sick = sound[name].clone()
+            sick.view(-1)[-1] = number
+            assert not_finite(sound | {name: sick}) == [name]
+
+
+def test_a_save_without_copies_holds_one_tensor_at_a_time_on_the_host(tmp_path: Path) -> None:
+    """Transposed matrices, which like those of a device have to be copied before they can be written."""
+    model = {f"{number}.weight": torch.ones(1024, 2048).t() for number in range(8)}
+    size = model["0.weight"].nbytes
+    place = begin(tmp_path, facts())
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = resident("VmRSS")
+    write_part(place, model, None, {})
+    assert resident("VmHWM") - before < 4 * size
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from small import Project, drive
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.checkpoint.load import load
 from assay.checkpoint.manifest import problems, read_manifest
@@ -37,9 +39,11 @@ from torch.optim import AdamW
 from torch.optim.optimizer import register_optimizer_step_post_hook
 import assay.train.worker
 from assay.checkpoint import room
-from assay.ledger import ledger
+from assay.plan.memory import state_bytes
+from assay.recipe import load as recipes
 
 done, saves, full, moved = 0, 0, False, threading.Condition()
+appeared, late = set(), []
 
 def count(optimizer, *rest):
     global done
@@ -50,6 +54,14 @@ def count(optimizer, *rest):
 
 def hold(event, args):
     global saves
+    if event == "os.rename":
+        with moved:
+            appeared.add("/".join(str(args[1]).split("/")[-2:]))
+            moved.notify_all()
+    if event == "open" and "x" in (args[1] or "") and threading.current_thread().name.startswith("saving"):
+        if "weights/step-000012." in str(args[0]):
+            with moved:
+                late.append(not moved.wait_for(lambda: "checkpoints/step-000012" in appeared, timeout=20))
     if event == "open" and "x" in (args[1] or "") and threading.current_thread().name.startswith("saving"):
         if str(args[0]).endswith("model.safetensors") and "checkpoints" in str(args[0]):
             saves += 1
@@ -68,15 +80,17 @@ def run(name):
     print(name, drive(Path(recipe), Path(folder) / name), flush=True)
 
 run("held")
+print("late", sum(late) + 10 * len(late))
 
 full, saves = True, 0
 run("full")
 full = False
 
 usage, asked = shutil.disk_usage, []
+left = state_bytes(recipes.load(Path(recipe)), "weights") + room.SLACK  # for this save alone
 def crowded(path):
     asked.append(path)
-    return usage(path)._replace(free=usage(path).free if len(asked) < 5 else 1 << 10)
+    return usage(path)._replace(free=usage(path).free if len(asked) < 5 else left)
 shutil.disk_usage = crowded
 run("crowded")
 shutil.disk_usage = usage
@@ -146,6 +160,29 @@ def test_what_is_written_behind_training_is_the_state_of_its_own_step(
         assert 0 < float(one.body["stall_seconds"]) <= float(one.body["seconds"])
 
 
+def test_a_full_checkpoint_appears_while_the_weights_of_its_step_are_still_written(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    assert runs[2]["late"] == 10, "held once, and not in vain"
+
+
+def test_the_state_of_a_step_is_looked_through_once_whatever_is_saved_of_it(project: Project, tmp_path: Path) -> None:
+    class Looks(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.found += func is torch.ops.aten.aminmax.default
+            return func(*args, **(kwargs or {}))
+
+    recipe = project.recipe(checkpoint={"every": 2, "keep": "all", "weights_every": 2}, evaluate={"every": None})
+    with Looks() as looks:
+        assert drive(recipe, tmp_path / "run", until="2") == 0
+    kinds = [(one.body["checkpoint"], one.body["step"]) for one in saved(tmp_path / "run")]
+    assert kinds == [("full", 2), ("weights", 2)]
+    full = read_manifest(tmp_path / "run" / "checkpoints" / "step-000002")
+    assert looks.found == len(full.tensors)
+
+
 def test_a_manifest_names_the_head_and_the_time_of_its_copy(runs: tuple[Path, Path, dict[str, int], str]) -> None:
     """All that it says of itself belongs to one moment; the metrics up to its step are sealed by then."""
     run = runs[0] / "held"
@@ -188,7 +225,7 @@ def test_too_little_space_for_the_next_save_is_told_before_anything_is_written(
     folder, recipe, codes, _ = runs
     run = folder / "crowded"
     assert codes["crowded"] == 71
-    assert "was not begun: it needs" in json.loads((run / "outcome.json").read_text())["message"]
+    assert "for what is being written; what was saved" in json.loads((run / "outcome.json").read_text())["message"]
     assert not leftovers(run / "checkpoints")
     assert not leftovers(run / "weights")
     assert digests(run).items() < digests(folder / "blocking").items()

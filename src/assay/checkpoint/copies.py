@@ -6,6 +6,7 @@ then the host does not wait for the copy. Nothing here writes files or decides w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -62,6 +63,14 @@ class Copies:
         """
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         runtime.cudaHostRegister(self._buffer.data_ptr(), len(self._buffer), 1)  # portable: for every context
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that hold an infinity or a NaN; the host waits once for each device."""
+    names = [name for name, tensor in tensors.items() if tensor.numel()]
+    ends = [torch.stack(torch.aminmax(tensors[name].detach())).double() for name in names]
+    found: list[list[float]] = torch.stack(ends).tolist() if ends else []
+    return [name for name, pair in zip(names, found, strict=True) if not all(map(math.isfinite, pair))]
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:

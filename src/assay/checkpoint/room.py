@@ -16,8 +16,11 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
-def demand_space(parent: Path, name: str, needed: int) -> None:
-    """MachineError (71) before anything is written when the disk below `parent` has no room for so many bytes."""
+def demand_space(parent: Path, name: str, needed: int, promised: int = 0) -> None:
+    """MachineError (71) before anything is written when the disk below `parent` has no room for so many bytes.
+
+    `promised` bytes are free as yet, and will not be: they belong to saves that are being written.
+    """
     place = parent
     while not place.exists():
         place = place.parent
@@ -27,10 +30,11 @@ def demand_space(parent: Path, name: str, needed: int) -> None:
         raise MachineError(
             f"{parent} cannot be written: {fault.strerror or fault}; what was saved before stands"
         ) from None
-    if free < needed + SLACK:
+    if free - promised < needed + SLACK:
+        others = f", {promised / 1e6:,.1f} MB of them for what is being written" if promised else ""
         raise MachineError(
             f"{parent / name} was not begun: it needs {(needed + SLACK) / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are "
-            "free; what was saved before stands: free space or lower checkpoint.keep, then resume"
+            f"free{others}; what was saved before stands: free space or lower checkpoint.keep, then resume"
         )
 
 

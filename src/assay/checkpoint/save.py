@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
 from assay.checkpoint.manifest import Manifest
-from assay.checkpoint.tensors import Raw, describe, state_digest, write
+from assay.checkpoint.tensors import Raw, Waiting, describe, state_digest, write
 from assay.errors import MachineError, VerificationError
 from assay.files.digest import digest, digest_file
 from assay.files.publish import begin_folder, finish_folder, publish_file
@@ -56,6 +56,10 @@ def raw(tensor: Tensor) -> Raw:
     """A tensor as little-endian bytes on the host (a copy only where it lies on a device)."""
     host = tensor.detach().cpu().contiguous()
     return Raw(_NAMES[host.dtype], tuple(host.shape), host.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _waiting(tensor: Tensor) -> Waiting:
+    return Waiting(_NAMES[tensor.dtype], tuple(tensor.shape), lambda: raw(tensor).data)
 
 
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
@@ -134,7 +138,7 @@ def write_part(
                 written.append({})
                 continue
             file = manifests.shard_name(name, rank, ranks)
-            one = write(place.temporary / file, {key: raw(tensor) for key, tensor in tensors.items()})
+            one = write(place.temporary / file, {key: _waiting(tensor) for key, tensor in tensors.items()})
             files[file] = {"bytes": one.bytes, "sha256": one.sha256}
             written.append(one.tensors)
         for name, content in documents.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,20 @@ class Raw:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The same, its bytes fetched when their turn comes and let go after it: one tensor at a time on the host."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fetch: Callable[[], memoryview]
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, fetched anew."""
+        return self.fetch()
+
+
+@dataclass(frozen=True)
 class Written:
     """A file that was written: its bytes and digest, and for each tensor dtype, shape and digest."""
 
@@ -45,19 +59,15 @@ class Written:
     tensors: dict[str, dict[str, Any]]
 
 
-def write(path: Path, tensors: Mapping[str, Raw]) -> Written:
+def write(path: Path, tensors: Mapping[str, Raw | Waiting]) -> Written:
     """Write a safetensors file; both digests (file and tensors) are taken from the bytes as they go out."""
     header: dict[str, Any] = {}
     offset = 0
     for name in sorted(tensors):
         tensor = tensors[name]
-        assert _elements(tensor.shape) * ITEM_BYTES[tensor.dtype] == tensor.data.nbytes, name
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.data.nbytes],
-        }
-        offset += tensor.data.nbytes
+        stop = offset + _elements(tensor.shape) * ITEM_BYTES[tensor.dtype]
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
     head = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     head += b" " * (-len(head) % 8)  # the data begins at a multiple of eight bytes
     state = hashlib.sha256()
@@ -67,12 +77,16 @@ def write(path: Path, tensors: Mapping[str, Raw]) -> Written:
             file.write(piece)
             state.update(piece)
         for name in sorted(tensors):
-            one = hashlib.sha256()
-            for start in range(0, tensors[name].data.nbytes, _PIECE):
-                part = tensors[name].data[start : start + _PIECE]
+            one, data = hashlib.sha256(), tensors[name].data
+            start, stop = header[name]["data_offsets"]
+            assert data.nbytes == stop - start, name
+            for begin in range(0, data.nbytes, _PIECE):
+                part = data[begin : begin + _PIECE]
                 file.write(part)
                 state.update(part)
                 one.update(part)
+                del part
+            del data  # before the next is fetched
             described[name] = describe(tensors[name].dtype, tensors[name].shape, PREFIX + one.hexdigest())
         file.flush()
         os.fsync(file.fileno())

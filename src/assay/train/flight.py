@@ -42,6 +42,13 @@ class Flight:
         """Whether this rank need not wait for its thread to take the next step."""
         return self.part.done() and (self.manifest is None or self.manifest.done())
 
+    def unwritten(self, size: int) -> int:
+        """Bytes, of so many, that this save will still take from the disk: what all ranks wrote is taken already."""
+        try:
+            return max(size - sum(path.stat().st_size for path in self.place.temporary.iterdir()), 0)
+        except FileNotFoundError:  # the folder, or a file in it, gets its name this very moment
+            return 0 if self.place.folder.exists() else size
+
 
 @dataclass
 class Air:
@@ -51,16 +58,24 @@ class Air:
     copies: dict[str, Copies] = field(default_factory=dict)
     held: tuple[int, dict[str, Tensor]] | None = None  # the step whose whole state the copies hold
     told: set[str] = field(default_factory=set)  # what was said once and need not be said again
+    finite: int | None = None  # the step whose whole state was found finite
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "saving"))
+    # A folder appears while the next one is written, such as the weights of the same step.
+    publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publishing"))
 
     def ready(self) -> bool:
         """Whether this rank has something in the air that can go on without waiting."""
         return bool(self.flights) and self.flights[0].ready()
 
-    def do(self, work: Callable[[], _Made], asynchronous: bool) -> Future[_Made]:
-        """In the thread, after what it has in hand; or at once, here."""
+    def close(self) -> None:
+        """No thread takes up more than it has."""
+        self.thread.shutdown(wait=False)
+        self.publisher.shutdown(wait=False)
+
+    def do(self, work: Callable[[], _Made], asynchronous: bool, by: ThreadPoolExecutor | None = None) -> Future[_Made]:
+        """In the thread that writes, or the one named, after what it has in hand; or at once, here."""
         if asynchronous:
-            return self.thread.submit(work)
+            return (by or self.thread).submit(work)
         done: Future[_Made] = Future()
         try:
             done.set_result(work())
@@ -97,4 +112,4 @@ def join_parts(air: Air, flight: Flight, ranks: Ranks) -> None:
                 give_up(flight.place)
                 raise
 
-        flight.manifest = air.do(appear, flight.asynchronous)
+        flight.manifest = air.do(appear, flight.asynchronous, air.publisher)

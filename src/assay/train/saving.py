@@ -7,7 +7,6 @@ changed nothing: an interruption saves the last whole update.
 
 from __future__ import annotations
 
-import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from assay.checkpoint import manifest as manifests
-from assay.checkpoint.copies import Copies, bytes_of
+from assay.checkpoint.copies import Copies, bytes_of, not_finite
 from assay.checkpoint.retention import remove, surplus
 from assay.checkpoint.room import demand_space, free_memory
 from assay.checkpoint.save import Facts, Part, Place, begin, document, give_up, write_part
@@ -151,20 +150,20 @@ def landed(trainer: Trainer) -> Iterator[None]:
 def _demand_finite(trainer: Trainer) -> None:
     """NumbersError, on every rank, when a weight or a value of the optimizer is not finite: that is never saved.
 
-    The check before the optimizer cannot see what the optimizer then makes of sound gradients.
+    The check before the optimizer cannot see what the optimizer then makes of sound gradients. Once a step.
     """
+    step = trainer.started.position.step
+    if trainer.air.finite == step:
+        return
     owned, optimizers = trainer.started.exchange.owned, trainer.started.optimizers
-    tensors = {**dict(owned.named_parameters()), **state_tensors(owned, optimizers)}
-    largest = [torch.linalg.vector_norm(tensor.detach(), torch.inf).float() for tensor in tensors.values()]
-    found = torch.stack(largest).tolist() if largest else []  # a rank may own nothing
-    wrong = [name for name, value in zip(tensors, found, strict=True) if not math.isfinite(value)]
+    wrong = not_finite({**dict(owned.named_parameters()), **state_tensors(owned, optimizers)})
     for rank, name in enumerate(trainer.ranks.collect(min(wrong, default=None))):
         if name is not None:
-            step = trainer.started.position.step
             raise NumbersError(
                 f"step {step}: {name} (of rank {rank}) holds a value that is not finite and is not saved; the "
                 "checkpoint before it stands: lower the rates, or look at the batches (assay data batches)"
             )
+    trainer.air.finite = step
 
 
 def _begin(trainer: Trainer, kind: str, background: bool) -> None:
@@ -177,7 +176,8 @@ def _begin(trainer: Trainer, kind: str, background: bool) -> None:
     begun: list[tuple[Facts, Place, dict[str, int]]] = []
 
     def begin_folder() -> dict[str, Any]:
-        demand_space(parent, manifests.folder_name(position.step), state_bytes(recipe, kind))
+        promised = sum(flight.unwritten(state_bytes(recipe, flight.kind)) for flight in trainer.air.flights)
+        demand_space(parent, manifests.folder_name(position.step), state_bytes(recipe, kind), promised)
         told = history(trainer.run.ledger)
         facts = Facts(
             run_id=told.run_id,

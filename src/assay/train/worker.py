@@ -308,7 +308,7 @@ def _to_the_end(trainer: Trainer, until: int | None) -> str:
         beside.callback(trainer.meters.sensor.close)
         if trainer.trace:
             beside.callback(trainer.trace.close)
-        beside.callback(trainer.air.thread.shutdown, wait=False)
+        beside.callback(trainer.air.close)
         prepare(trainer)
         with landed(trainer):
             return train(trainer, until)
