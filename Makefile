@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test kills root lint bench clean
+.PHONY: install demo test kills soak root lint bench clean
 
 install: $(STAMP)
 
@@ -19,10 +19,13 @@ demo: install
 	$(BIN)/assay demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not kills and not root'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m 'not kills and not root and not soak'
 
 kills: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist load -m kills
+
+soak: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
 
 root: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m root
