@@ -52,6 +52,8 @@ def save_full(trainer: Trainer, saved_steps: set[int], background: bool = False)
     It stands when this returns. With `background` training goes on while it is written (`advance` takes it further),
     where host memory suffices and no amendment waits for it.
     """
+    if trainer.hang:
+        trainer.hang.begin(compiling=True)  # a save has the long bound, also one in the middle of an update
     land(trainer, saved_steps)
     step = trainer.started.position.step
     trainer.watch.wish = None
@@ -136,6 +138,8 @@ def landed(trainer: Trainer) -> Iterator[None]:
     except Exception as error:
         ranks = trainer.ranks
         try:
+            if trainer.hang:
+                trainer.hang.begin(compiling=True)
             if ranks.size == 1 or isinstance(error, NumbersError | Interrupted | Refused) or error in ranks.led:
                 land(trainer, set())
             elif ranks.first:
