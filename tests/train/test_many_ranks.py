@@ -54,7 +54,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     adamw = {"kind": "adamw", "lr": 0.003, "grad_clip": 0.2}
     jobs = {
         # Value residual, grouped queries, tied embeddings, QK-norm, an odd vocabulary, clipping at every update.
-        "muon": (small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3), COUNTS),
+        "muon": (
+            small(
+                "muon", model__vocabulary=4099, optimizer__grad_clip=0.3,
+                evaluate={"every": 10, "batches": 16},  # far enough into the shard for its second source
+            ),
+            COUNTS,
+        ),
         "adamw": (
             small(
                 "adamw", checkpoint={"every": "auto", "auto": {"least": 10, "most": 10}, "keep": "all"},
