@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import smtplib
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -85,7 +86,10 @@ def _post(url: str, body: bytes) -> str | None:
 
 
 def _mail(mail: Mail, facts: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """By SMTP, with STARTTLS where the server offers it; `server` may end in `:port`."""
+    """By SMTP, with STARTTLS where it is offered; a password goes to a server that proved its name, or not at all.
+
+    `server` may end in `:port`.
+    """
     host, _, port = mail.server.partition(":")
     message = EmailMessage()
     message["Subject"] = f"assay: {facts.get('alarm')} of {facts.get('run')}"
@@ -95,7 +99,9 @@ def _mail(mail: Mail, facts: Mapping[str, Any], environ: Mapping[str, str]) -> s
         with smtplib.SMTP(host, int(port or 25), timeout=TIMEOUT) as server:
             server.ehlo()
             if server.has_extn("starttls"):
-                server.starttls()
+                server.starttls(context=ssl.create_default_context())
+            elif environ.get(NAME):
+                return "the server offers no STARTTLS, and a password is not sent in the clear"
             if environ.get(NAME):
                 server.login(environ[NAME], environ.get(PASSWORD, ""))
             server.send_message(message)
