@@ -24,11 +24,13 @@ def full(**changes: Any) -> Model:
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
     """Fresh tensors hold NaN for as long as the test runs."""
+    before = torch.utils.deterministic.fill_uninitialized_memory  # a run in this process switched it off
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("poisoned_memory")

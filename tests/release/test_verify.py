@@ -192,9 +192,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a closing step": (lambda run: set_receipt(run, "end", 1, step=11), "updates", "closing receipt of segment 2"),
     "a segment's number": (lambda run: set_receipt(run, "recovery", 0, segment=3), "updates", "segment is 3"),
     "an alarm": (
-        lambda run: Ledger(run / "ledger.jsonl", RunFolder(run).run_id()).append("alarm", {"alarm": "loss differs"}),
+        lambda run: Ledger(run / "ledger.jsonl", RunFolder(run).run_id()).append(
+            "alarm", {"alarm": "recomputed update differs", "update": 7, "keys": ["loss"]}
+        ),
         "recomputed updates agree",
-        "is an alarm: loss differs",
+        "is an alarm: recomputed update differs (update 7",
     ),
     "a bit of the weights": (
         lambda run: flip(run / FULL / "model.safetensors"),
