@@ -15,6 +15,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Faults:
         self.root, self.at, self.kind = os.path.realpath(root), at, kind
         self.log: list[str] = []
         self.count = itertools.count()
+        self.lock = threading.Lock()  # saves are written by a thread of their own
         self.unflushed: dict[int, tuple[int, int]] = {}  # inode → (a descriptor of its own, size at the last flush)
 
     def install(self) -> None:
@@ -63,6 +65,7 @@ class Faults:
     def die(self) -> None:
         """End as a killed process does; with `power`, as a machine does whose memory is lost."""
         self.root = "/nowhere"  # what follows is not an operation of the process any more
+        self.lock.acquire()
         if self.kind == "power":
             for descriptor, size in self.unflushed.values():
                 _TRUNCATE(descriptor, size)
@@ -71,9 +74,10 @@ class Faults:
     def wrote(self, descriptor: int, before: int) -> None:
         """Bytes were handed to the system that a lost machine would lose."""
         inode = os.fstat(descriptor).st_ino
-        if inode not in self.unflushed:
-            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
-            self.unflushed[inode] = (own, before)
+        with self.lock:
+            if inode not in self.unflushed:
+                own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
+                self.unflushed[inode] = (own, before)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in EVENTS:
@@ -90,9 +94,10 @@ class Faults:
         descriptor = file if isinstance(file, int) else file.fileno()
         self.tick("fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
         _FSYNC(descriptor)
-        kept = self.unflushed.pop(os.fstat(descriptor).st_ino, None)
-        if kept:
-            os.close(kept[0])
+        with self.lock:
+            kept = self.unflushed.pop(os.fstat(descriptor).st_ino, None)
+            if kept:
+                os.close(kept[0])
 
     def _write(self, descriptor: int, data: Any) -> int:
         path = os.readlink(f"/proc/self/fd/{descriptor}")

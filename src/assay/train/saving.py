@@ -81,7 +81,7 @@ def save_weights(trainer: Trainer, saved_steps: set[int], background: bool = Fal
 
 
 def catch_up(trainer: Trainer, saved_steps: set[int]) -> None:
-    """After a recovery: the weights checkpoint of this step, if it was due and the machine went away before it."""
+    """After a recovery: the weights and the retention that were due at this step when the machine went away."""
     step, weights = trainer.started.position.step, trainer.started.evidence.get("weights_sha256")
 
     def due() -> bool:
@@ -90,8 +90,11 @@ def catch_up(trainer: Trainer, saved_steps: set[int]) -> None:
             for item in history(trainer.run.ledger).standing
         )
 
-    if trainer.started.mode == "resume" and trainer.ranks.lead(due):
-        save_weights(trainer, saved_steps)
+    if trainer.started.mode == "resume":
+        if trainer.ranks.lead(due):
+            save_weights(trainer, saved_steps)
+        if trainer.ranks.first:
+            _clean_up(trainer, saved_steps)
 
 
 def advance(trainer: Trainer, saved_steps: set[int]) -> None:
