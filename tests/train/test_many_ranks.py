@@ -36,6 +36,7 @@ UPDATES = 20
 GROUPS = {"embedding", "attention", "ffn", "norms", "value_residual"}
 Done = tuple[Path, dict[str, list[int]]]  # the project, and the exit codes of each rank by run
 SPIKES = {"policy": "skip", "window": 4, "deviations": 1.0, "most": 20}  # so little that there are some
+FAR = {"every": 10, "batches": 16}
 LANES = {"micro": 1, "accumulation": 1, "lanes": 8}
 SHORT = {"kind": "wsd", "updates": UPDATES, "warmup": 3, "decay_fraction": 0.25, "min_lr": 0.0003}
 
@@ -54,8 +55,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     adamw = {"kind": "adamw", "lr": 0.003, "grad_clip": 0.2}
     jobs = {
         # Value residual, grouped queries, tied embeddings, QK-norm, an odd vocabulary, clipping at every update.
+        # Validation reaches the second source of its shard.
         "muon": (
-            small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3),
+            small("muon", model__vocabulary=4099, optimizer__grad_clip=0.3, evaluate=FAR),
             COUNTS,
         ),
         "adamw": (
@@ -87,7 +89,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         "short": (small("short", model__layers=1, schedule=SHORT | {"updates": 24}), (2,)),
         # The same recipes, sharded; of the smallest model some of eight ranks hold no rows of a tensor.
         "muon-fsdp": (
-            small("muon-fsdp", model__vocabulary=4099, optimizer__grad_clip=0.3, runtime__engine="fsdp"),
+            small(
+                "muon-fsdp", model__vocabulary=4099, optimizer__grad_clip=0.3, evaluate=FAR, runtime__engine="fsdp",
+            ),
             (4,),
         ),
         "adamw-fsdp": (
@@ -192,7 +196,7 @@ def test_norms_by_group_gradient_noise_and_validation_by_source_are_among_what_i
     assert first["weight_norms"].keys() == first["grad_norms"].keys() == GROUPS
     assert math.fsum(norm**2 for norm in first["grad_norms"].values()) == pytest.approx(first["grad_norm"] ** 2)
     assert first["gradient_noise"]["noise"] > 0
-    assert set(lines[9]["validation_by_source"]) == {"first"}, "its two windows lie there"
+    assert set(lines[9]["validation_by_source"]) == {"first", "second"}
     assert facts(project / "adamw-fsdp-2")["lines"][4]["gradient_noise"] is not None
 
 
