@@ -3,8 +3,9 @@
 In one run, in turn, one shape, the same windows, float32, AdamW: Assay's loop with its ledger, plain and
 compiled by block; a loop in nanoGPT's manner (fused projections, whole logits, clipping, AdamW), plain
 and compiled whole; transformers' LlamaForCausalLM; litgpt's GPT, where it is installed. Prints every
-round, medians, ratios, and the share of the machine's own matmul rate by 6N + attention FLOPs; then what the
-optimizer takes of an update, how often blocks were compiled, and how often the host waited.
+round, medians, ratios, and the share by 6N + attention FLOPs of the machine's own matmul rate, measured in a run
+of their own between all updates; then what the optimizer takes of an update, how often blocks were compiled, and how
+often the host waited.
 
     .venv/bin/python bench/speed.py [--rounds 5] [--updates 12] [--width 512] [--layers 4] [--no-compile]
 """
@@ -14,22 +15,23 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import math
 import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from accounting import assay_round, plain_loop, project, transformers_round
+from accounting import WARM_UP, assay_round, plain_loop, project, transformers_round
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from assay.data import queue as queues
@@ -125,15 +127,56 @@ def litgpt(recipe: Recipe, windows: list[Tensor]) -> float:
     return plain_loop(recipe, windows, model, loss)
 
 
-def matmul_rate(size: int = 1024, rounds: int = 8) -> float:
-    """FLOP/s of the best of some products of two square float32 matrices."""
+def matmul_rate(size: int = 1024, seconds: float = 1.0) -> float:
+    """FLOP/s of products of two square float32 matrices, one after another for so many seconds.
+
+    Sustained as the loops are: the best of a few products is what a shared machine gives for a moment.
+    """
     a, b = torch.randn(size, size), torch.randn(size, size)
-    best = math.inf
-    for _ in range(rounds):
-        began = time.perf_counter()
+    done, began = 0, time.perf_counter()
+    while (passed := time.perf_counter() - began) < seconds:
         torch.mm(a, b)
-        best = min(best, time.perf_counter() - began)
-    return 2 * size**3 / best
+        done += 1
+    return 2 * size**3 * done / passed
+
+
+class Ruler:
+    """Inside a loop, before each update: how fast the machine multiplies in this very moment.
+
+    Neighbours change that by half within seconds, so that a rate of before or after a loop says little. An update
+    begins where the embedding is called for its first micro-batch.
+    """
+
+    def __init__(self, micro_batches: int, dry: int) -> None:
+        """`dry` calls of the embedding come before the first update."""
+        self._micro_batches, self._calls = micro_batches, -dry
+        self._out: float | None = None
+        self.seconds: list[float] = []
+        self.rates: list[float] = []
+
+    def __enter__(self) -> None:
+        self._handle = register_module_forward_pre_hook(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.remove()
+
+    def _look(self, module: nn.Module, inputs: Any) -> None:
+        if not isinstance(module, nn.Embedding):
+            return
+        call, self._calls = self._calls, self._calls + 1
+        if call < 0 or call % self._micro_batches:
+            return
+        now = time.perf_counter()
+        if self._out is not None:
+            self.seconds.append(now - self._out)
+        self.rates.append(matmul_rate(seconds=0.5))
+        self._out = time.perf_counter()
+
+    def share(self, work: float) -> float:
+        """Median over the updates of their FLOP/s by that of the products right before and after."""
+        both = [mean(pair) for pair in pairwise(self.rates)]
+        found = [work / seconds / rate for seconds, rate in zip(self.seconds, both, strict=True)]
+        return median(found[WARM_UP:])
 
 
 class Looks(TorchFunctionMode):
@@ -215,29 +258,37 @@ def main() -> None:
             by_block = compiled_recipe(path)
             loops["assay, compiled"] = lambda: assay_round(by_block, folder / f"run-{next(runs)}")[0]
             loops["nanoGPT style, compiled"] = lambda: nanogpt_style(recipe, windows, compiled=True)
+        flops = sum(flops_per_position(recipe).values())
         speeds: dict[str, list[float]] = {name: [] for name in loops}
-        peaks = []
         graphs = []  # compiled in each round by the loop that compiles by block
         for number in range(options.rounds):
-            peaks.append(matmul_rate())
             for name, loop in loops.items():
                 before = counters["stats"]["unique_graphs"]
                 speeds[name].append(loop())
                 if name == "assay, compiled":
                     graphs.append(counters["stats"]["unique_graphs"] - before)
             shown = "  ".join(f"{name} {found[-1]:,.0f}" for name, found in speeds.items())
-            print(f"round {number + 1}: {shown}  matmul {peaks[-1] / 1e9:.1f} GFLOP/s", flush=True)
+            print(f"round {number + 1}: {shown}", flush=True)
+        rulers = {}
+        for name in ("assay", "nanoGPT style", "transformers", "litgpt", "assay, compiled"):
+            if name in loops:
+                rulers[name] = Ruler(recipe.batch.accumulation, dry=name.startswith("assay"))
+                with rulers[name]:
+                    loops[name]()
         looks = waits(path, folder, min(options.updates, 4))
         step = optimizer_seconds(recipe)
-    flops, peak = sum(flops_per_position(recipe).values()), median(peaks)
+    rates = [rate for ruler in rulers.values() for rate in ruler.rates]
+    work = flops * recipe.positions_per_update
     middle = {name: median(found) for name, found in speeds.items()}
     print(
         f"\n{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, float32, width "
-        f"{recipe.model.width}, {flops / 1e6:.1f} MFLOP a position, matmul {peak / 1e9:.1f} GFLOP/s; medians:"
+        f"{recipe.model.width}, {flops / 1e6:.1f} MFLOP a position, "
+        f"matmul {min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} GFLOP/s, median {median(rates) / 1e9:.1f}; medians:"
     )
-    print(f"{'loop':<26}{'tokens/s':>10}{'assay ÷ it':>12}{'of matmul':>11}")
+    print(f"{'loop':<26}{'tokens/s':>10}{'assay ÷ it':>12}{'of matmul':>14}")
     for name, value in middle.items():
-        print(f"{name:<26}{value:>10,.0f}{middle['assay'] / value:>12.3f}{flops * value / peak:>11.1%}")
+        share = f"{rulers[name].share(work):.1%}" if name in rulers else "not measured"
+        print(f"{name:<26}{value:>10,.0f}{middle['assay'] / value:>12.3f}{share:>14}")
     update = recipe.positions_per_update / middle["assay"]
     print(f"optimizer: {step * 1e3:.1f} ms, {step / update:.1%} of an update of {update:.2f} s (its work is not in 6N)")
     print(f"host waits an update: {looks:g}")
