@@ -121,9 +121,10 @@ def drive(
     until: str | None = None,
     from_step: int | None = None,
     profile: int | None = None,
+    grace: float | None = None,
 ) -> int:
     """Train in this process as the worker would; return the exit code."""
-    from assay.train.worker import run_job
+    from assay.train.worker import Place, run_job
 
     folder = RunFolder(run)
     if not folder.exists():
@@ -132,5 +133,6 @@ def drive(
         argparse.Namespace(
             run=run, recipe=recipe, resume=resume, from_step=from_step, until=until, profile=profile, terminal=False,
             token="1", command=json.dumps(["assay", "train"]),
-        )
+        ),
+        Place(grace=grace),
     )  # fmt: skip

@@ -30,7 +30,7 @@ CHECKPOINT = {"every": 4, "keep": "all", "weights_every": 6, "slot_ends": False}
 # Runs in a process of its own, because an audit hook stays for the life of a process. The thread that saves is held at
 # the model's file until two more updates are done; `full` fills the disk there, `crowded` before a save begins.
 CHILD = """
-import re, shutil, sys, threading
+import os, re, shutil, signal, sys, threading
 from pathlib import Path
 tests, recipe, folder = sys.argv[1:4]
 sys.path.insert(0, tests)
@@ -42,7 +42,7 @@ from assay.checkpoint import room
 from assay.plan.memory import state_bytes
 from assay.recipe import load as recipes
 
-done, saves, full, moved = 0, 0, False, threading.Condition()
+done, saves, full, moved, asked_at = 0, 0, False, threading.Condition(), None
 appeared, late = set(), []
 
 def count(optimizer, *rest):
@@ -51,6 +51,8 @@ def count(optimizer, *rest):
         with moved:
             done += 1
             moved.notify_all()
+        if done == asked_at:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 def hold(event, args):
     global saves
@@ -74,13 +76,18 @@ def hold(event, args):
 register_optimizer_step_post_hook(count)
 sys.addaudithook(hold)
 
-def run(name):
+def run(name, grace=None):
     global done
     done = 0
-    print(name, drive(Path(recipe), Path(folder) / name), flush=True)
+    print(name, drive(Path(recipe), Path(folder) / name, grace=grace), flush=True)
 
 run("held")
 print("late", sum(late) + 10 * len(late))
+
+asked_at = 10  # the save of step 8 is in the air
+run("hasty", 0.0)
+run("patient", 1e6)
+asked_at = None
 
 full, saves = True, 0
 run("full")
@@ -217,6 +224,22 @@ def test_a_disk_that_fills_under_the_thread_ends_the_run_and_leaves_what_was_sav
     assert drive(recipe, run, resume=True) == 0
     assert digests(run) == digests(folder / "held")
     assert not history(run / "ledger.jsonl").alarms
+
+
+def test_a_stop_with_a_save_in_the_air_saves_once_more_only_where_the_grace_has_time(
+    runs: tuple[Path, Path, dict[str, int], str],
+) -> None:
+    folder, recipe, codes, _ = runs
+    for name, steps in (("hasty", [4, 8]), ("patient", [4, 8, 10])):
+        run = folder / name
+        assert codes[name] == 75
+        assert [step for kind, step in digests(run) if kind == "full"] == steps
+        outcome = json.loads((run / "outcome.json").read_text())
+        assert (outcome["step"], outcome["cause"]) == (10, "signal")
+        assert ("the state of step 8 is saved, and --grace has no time" in outcome["message"]) == (name == "hasty")
+        assert drive(recipe, run, resume=True) == 0
+        assert digests(run).items() >= digests(folder / "held").items()
+    assert history(folder / "hasty" / "ledger.jsonl").segments[-1].body["step"] == 8
 
 
 def test_too_little_space_for_the_next_save_is_told_before_anything_is_written(

@@ -103,6 +103,7 @@ def _start(job: Job, rank: int, token: str, meeting: Path) -> subprocess.Popen[b
         *("--run", str(job.run.path), "--recipe", str(job.recipe)),
         *("--token", token, "--command", json.dumps(job.command)),
         *("--rank", str(rank), "--ranks", str(job.ranks), "--meeting", str(meeting), "--parent", str(os.getpid())),
+        *("--grace", str(job.grace)),
         *(["--resume"] if job.resume else []),
         *(["--from-step", str(job.from_step)] if job.from_step is not None else []),
         *(["--until", job.until] if job.until is not None else []),

@@ -59,6 +59,7 @@ class Air:
     held: tuple[int, dict[str, Tensor]] | None = None  # the step whose whole state the copies hold
     told: set[str] = field(default_factory=set)  # what was said once and need not be said again
     finite: int | None = None  # the step whose whole state was found finite
+    wrote: float = 0.0  # seconds that this rank wrote at its part of the newest full checkpoint
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "saving"))
     # A folder appears while the next one is written, such as the weights of the same step.
     publisher: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publishing"))

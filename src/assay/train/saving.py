@@ -218,11 +218,12 @@ def _begin(trainer: Trainer, kind: str, background: bool) -> None:
     def part() -> Part:
         if kind == "weights" and not ranks.first:
             return Part({}, {}, {})
-        if copied is None:
-            return write_part(place, model, optimizer, documents, ranks.rank, parts)
-        tensors, wait = copied
-        wait()
-        return write_part(
+        tensors = model | (optimizer or {})
+        if copied is not None:
+            tensors, wait = copied
+            wait()
+        began = time.perf_counter()
+        written = write_part(
             place,
             {name: tensors[name] for name in model},
             None if optimizer is None else {name: tensors[name] for name in optimizer},
@@ -230,6 +231,9 @@ def _begin(trainer: Trainer, kind: str, background: bool) -> None:
             ranks.rank,
             parts,
         )
+        if kind == "full":
+            trainer.air.wrote = time.perf_counter() - began
+        return written
 
     asynchronous = copied is not None
     flight = Flight(kind, facts, place, trainer.air.do(part, asynchronous), weights_steps, asynchronous, began)
@@ -349,7 +353,25 @@ def _clean_up(trainer: Trainer, saved_steps: set[int]) -> None:
 
 
 def interrupt(trainer: Trainer, saved_steps: set[int], cause: str) -> None:
-    """Save what is done and leave, 75 or, where another machine took the run, 3; a half-done update changed nothing."""
+    """Save what is done and leave, 75 or, where another machine took the run, 3; a half-done update changed nothing.
+
+    Where a save was in the air at a signal and the grace has no room left for a second one, the first is the save.
+    """
+    step, in_air = trainer.started.position.step, any(flight.kind == "full" for flight in trainer.air.flights)
+    if trainer.hang:
+        trainer.hang.begin(compiling=True)
+    land(trainer, saved_steps)
+
+    def newest() -> int | None:
+        left = trainer.watch.left()
+        return max(saved_steps) if in_air and left is not None and trainer.air.wrote > left else None
+
+    stands = trainer.ranks.lead(newest)
+    if stands is not None and stands < step:
+        raise stopped(
+            cause,
+            f"stopped at step {step} ({cause}); the state of step {stands} is saved, and --grace has no time for "
+            "another save: the updates after it are done again by the next start",
+        )
     save_full(trainer, saved_steps)
-    step = trainer.started.position.step
     raise stopped(cause, f"stopped at step {step} ({cause}); the state is saved")

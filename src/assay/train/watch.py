@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 from assay.errors import Interrupted, Refused
@@ -34,9 +35,13 @@ class Watch:
     `SAVE` is the guard's wish: save at this step, and go on; it stands until the next full checkpoint clears `wish`.
     """
 
-    def __init__(self, parent: int | None = None) -> None:
-        """Take over SIGTERM and SIGINT of this process; `parent` is who started it, if that one is still known."""
+    def __init__(self, parent: int | None = None, grace: float | None = None) -> None:
+        """Take over SIGTERM and SIGINT of this process; `parent` is who started it, if that one is still known.
+
+        `grace` are the seconds that a stop may take after the signal; None: nobody counts them.
+        """
         self._signal: int | None = None
+        self._grace, self._since = grace, 0.0
         self._hold: str | None = None
         self.wish: str | None = None
         self._parent = os.getppid() if parent is None else parent
@@ -54,11 +59,19 @@ class Watch:
             silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)
             os.dup2(silence, 2)
+        if self._signal is None:
+            self._since = time.monotonic()
         self._signal = number
 
     def signalled(self) -> bool:
         """True after SIGTERM or SIGINT; costs nothing."""
         return self._signal is not None
+
+    def left(self) -> float | None:
+        """Seconds of the grace that are left after a signal; None without one, or where nobody counts."""
+        if self._signal is None or self._grace is None:
+            return None
+        return self._since + self._grace - time.monotonic()
 
     def orphaned(self) -> bool:
         """True when the process that started this one is gone."""

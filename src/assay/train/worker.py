@@ -71,6 +71,7 @@ class Place:
     meeting: Path | None = None  # where the ranks meet and leave their faults
     parent: int | None = None
     bounds: Bounds | None = None  # None: nobody watches for a hang
+    grace: float | None = None  # seconds that a stop may take after a signal; None: nobody counts them
     slow: SlowBounds = field(default_factory=SlowBounds)
 
 
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--meeting", type=Path, help="the folder where the ranks of this machine meet")
     parser.add_argument("--parent", type=int, help="the process that started this one")
+    parser.add_argument("--grace", type=float)
     parser.add_argument("--hang-seconds", type=float, default=Bounds.update)
     parser.add_argument("--hang-seconds-compiling", type=float, default=Bounds.compile)
     job = parser.parse_args()
@@ -98,7 +100,7 @@ def main() -> None:
         rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         place = Place(rank, size, local, bounds=bounds)
     else:
-        place = Place(job.rank or 0, job.ranks or 1, job.rank or 0, job.meeting, job.parent, bounds)
+        place = Place(job.rank or 0, job.ranks or 1, job.rank or 0, job.meeting, job.parent, bounds, job.grace)
     code = run_job(job, place)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -126,7 +128,7 @@ def run_job(job: argparse.Namespace, place: Place | None = None) -> int:
 
 def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     """Prepare the run's files, then train; every end from here on is a receipt."""
-    watch = Watch(place.parent)
+    watch = Watch(place.parent, place.grace)
     recipe = recipes.load(job.recipe)
     ledger = run.open_ledger()  # before it is read: a hold that comes in between is seen by the watch
     told = history(run.ledger)
