@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -62,7 +63,11 @@ class Copies:
         Not by `pin_memory`, whose allocator rounds up to a power of two.
         """
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        runtime.cudaHostRegister(self._buffer.data_ptr(), len(self._buffer), 1)  # portable: for every context
+        told = runtime.cudaHostRegister(self._buffer.data_ptr(), len(self._buffer), 1)  # portable: for every context
+        if int(told) != 0:
+            # CUDA keeps the error until somebody asks; the next launch of a kernel asks, and reports it as its own.
+            with suppress(torch.AcceleratorError):
+                torch.zeros(1, device="cuda")
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
