@@ -22,7 +22,8 @@ from assay.files.digest import digest_file
 from assay.plan.owners import owners
 
 ORDER = "sha256:" + "0" * 64
-STATE = b'{"step": 6, "order_digest": "%s", "rng": {"cpu": "00"}, "recent": []}' % ORDER.encode()
+RNG = bytes(torch.Generator().get_state().numpy()).hex()
+STATE = f'{{"step": 6, "order_digest": "{ORDER}", "rng": {{"cpu": "{RNG}"}}, "recent": []}}'.encode()
 DOCUMENTS = {"state.json": STATE, "recipe.json": b"{}", "config.json": b"{}"}
 
 

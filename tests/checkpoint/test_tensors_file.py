@@ -42,7 +42,8 @@ def facts(step: int = 6, segment: int = 1) -> Facts:
     return Facts("run", step, segment, "stable", "2026-11-30T10:00:00Z", "r", ORDER, {"seq": 1, "digest": "d"})
 
 
-STATE = b'{"step": 6, "order_digest": "%s", "rng": {"cpu": "00"}, "recent": []}' % ORDER.encode()
+RNG = bytes(torch.Generator().get_state().numpy()).hex()
+STATE = f'{{"step": 6, "order_digest": "{ORDER}", "rng": {{"cpu": "{RNG}"}}, "recent": []}}'.encode()
 DOCUMENTS = {"state.json": STATE, "recipe.json": b"{}", "config.json": b"{}"}
 
 
@@ -201,9 +202,13 @@ def test_files_and_manifest_forged_together_are_one_sentence_too(tmp_path: Path)
     for name, content in (
         ("model.safetensors", b"x" * 9), ("model.safetensors", b""), ("model.safetensors", b"\xff" * 64),
         ("model.safetensors", (2).to_bytes(8, "little") + b"[]"), ("optimizer.safetensors", b"\x08" + b"\0" * 15),
-        ("state.json", b""), ("state.json", b"{}"), ("state.json", b"[]"), ("state.json", STATE.replace(b"6", b"7")),
-        ("state.json", STATE.replace(b'"00"', b'"zz"')), ("state.json", STATE.replace(b"[]", b'[{"update": 9}]')),
-        ("state.json", STATE.replace(b'"rng"', b'"nrg"')), ("state.json", b"\xff"),
+        ("state.json", b""), ("state.json", b"{}"), ("state.json", b"[]"), ("state.json", b"\xff"),
+        ("state.json", STATE.replace(b": 6", b": 7")),
+        *(("state.json", STATE.replace(RNG.encode(), other.encode())) for other in (
+            "zz" + RNG[2:], RNG[:-1], RNG[:-2], RNG + "00", "ff" * (len(RNG) // 2), ""
+        )),
+        ("state.json", STATE.replace(b"[]", b'[{"update": 9}]')),
+        ("state.json", STATE.replace(b'"rng"', b'"nrg"')),
         *(("state.json", STATE[:-1] + b', "spikes": %s}' % spikes) for spikes in (
             b"[]", b"{}", b'{"norms": 1, "skipped": 0}', b'{"norms": ["1"], "skipped": 0}',
             b'{"norms": [-1.0], "skipped": 0}', b'{"norms": [1e999], "skipped": 0}', b'{"norms": [true], "skipped": 0}',
