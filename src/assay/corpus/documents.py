@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, cast, get_args
 
 import zstandard
 
@@ -40,18 +40,7 @@ Stage = Literal[
     "tokenize",
     "target",
 ]
-STAGES: tuple[Stage, ...] = (
-    "read",
-    "normalise",
-    "admission",
-    "language",
-    "filters",
-    "duplicates",
-    "decontamination",
-    "near duplicates",
-    "tokenize",
-    "target",
-)
+STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 @dataclass(frozen=True)
