@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.model.decoder import Decoder, Linear, RMSNorm, document_mask, document_tiles, soft_cap
 from assay.model.initial import build
 from assay.plan.parameters import count, shapes
-from assay.recipe.schema import Model, Recompute
+from assay.recipe.operational import Recompute
+from assay.recipe.schema import Model
 
 TOKENS = torch.tensor([[3, 9, 1, 0, 22, 5, 5, 18, 7, 2, 11, 30], [8, 8, 4, 19, 28, 1, 2, 3, 0, 17, 25, 6]])
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from assay.errors import InputError
 from assay.files.digest import canonical
+from assay.recipe.fields import Part
 from assay.recipe.load import digest, from_resolved, from_yaml, learning, load, resolved
-from assay.recipe.schema import Part, Recipe
+from assay.recipe.schema import Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = (RECIPES / "tiny.yaml").read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ from assay.files.digest import digest_file
 from assay.launch.preflight import preflight
 from assay.ledger.ledger import read
 from assay.recipe import load as recipes
-from assay.recipe.schema import Runtime
+from assay.recipe.operational import Runtime
 from assay.run.control import FILE, MODEL, SUMS, Control, read_control, sums
 from assay.run.folder import RunFolder
 from assay.run.history import history

@@ -16,7 +16,7 @@ from small import Project, drive
 from assay.errors import InputError
 from assay.ledger.ledger import read
 from assay.recipe import load as recipes
-from assay.recipe.schema import Spikes
+from assay.recipe.operational import Spikes
 from assay.release.claims import Case
 from assay.release.claims_ledger import chain_claim, receipts_claim
 from assay.release.claims_metrics import lines_claim

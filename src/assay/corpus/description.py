@@ -18,9 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from assay.errors import InputError
 from assay.files.digest import canonical, digest
 from assay.files.reading import read_text
-from assay.recipe.fields import NAME, Conflict, Count, Digest, Natural, RelativePath, Text
+from assay.recipe.fields import NAME, Conflict, Count, Digest, Natural, Part, RelativePath, Text
 from assay.recipe.load import parse_yaml
-from assay.recipe.schema import Part
 
 SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*")

@@ -17,9 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Va
 from assay.errors import InputError
 from assay.files.digest import canonical, digest
 from assay.files.reading import read_text
-from assay.recipe.fields import Conflict, Count, Name, Natural, RelativePath, Text, listed, refuse
+from assay.recipe.fields import Conflict, Count, Name, Natural, Part, RelativePath, Text, listed, refuse
 from assay.recipe.load import parse_yaml, sentence
-from assay.recipe.schema import Part
 
 LIMIT = 64 << 10  # bytes
 Unit = Literal["machine-hour", "machine-second", "machine-month", "gpu-hour", "gpu-second", "gpu-month"]

@@ -17,9 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from assay.errors import InputError
 from assay.files.reading import read_text
-from assay.recipe.fields import Conflict, Count, Name, Natural, Positive, RelativePath, Text, listed, refuse
+from assay.recipe.fields import Conflict, Count, Name, Natural, Part, Positive, RelativePath, Text, listed, refuse
 from assay.recipe.load import parse_yaml, sentence
-from assay.recipe.schema import Part
 
 LIMIT = 64 << 10  # bytes
 WHERE = ("local", "slurm", "skypilot")

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from assay.recipe.schema import Model, Recompute
+from assay.recipe.operational import Recompute
+from assay.recipe.schema import Model
 
 # What `recompute: selective` keeps: it is dear to compute again. The rest takes about as much memory and little time.
 _KEPT = [

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from assay.model.decoder import Decoder
 from assay.plan.parameters import shapes
-from assay.recipe.schema import Model, Recompute
+from assay.recipe.operational import Recompute
+from assay.recipe.schema import Model
 
 # No source states these for the Slayer line; 0.02 and the division by the square root of the number of
 # residual additions are GPT-2's (Radford et al. 2019), one half keeps both values of the residual alive.

@@ -12,7 +12,8 @@ from typing import Any
 
 from assay.plan.owners import BUCKET, owners
 from assay.plan.parameters import MATRICES, count, shapes
-from assay.recipe.schema import Recipe, Recompute
+from assay.recipe.operational import Recompute
+from assay.recipe.schema import Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4  # weights, gradients and optimizer state are float32

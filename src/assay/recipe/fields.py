@@ -1,4 +1,4 @@
-"""The kinds of value that a recipe's keys have, and the sentences that refuse the others.
+"""What all parts of a recipe share, the kinds of value that keys have, and the sentences that refuse the others.
 
 Strict: a number is no text, a truth value no number. Each refusal says what is allowed.
 It knows no key of the recipe.
@@ -10,13 +10,19 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from assay.files.digest import is_digest
 
 LARGEST_INTEGER = 2**53 - 1  # what canonical JSON holds exactly
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?")
+
+
+class Part(BaseModel):
+    """What all parts of a recipe share: frozen, strict types, unknown keys refused, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class Conflict(ValueError):

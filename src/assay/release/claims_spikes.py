@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from assay.recipe.schema import Spikes
+from assay.recipe.operational import Spikes
 from assay.release.claims import Case, Claim, Line, counted, judge
 from assay.run.bits import taken_from
 from assay.run.history import Segment

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from assay.recipe.schema import Spikes
+from assay.recipe.operational import Spikes
 
 # The least standard deviation of the norms' logarithms that is believed: two per cent of a norm. Without it a run
 # whose norms are nearly constant would call the smallest change a spike.

@@ -31,7 +31,8 @@ from assay.files.publish import publish_file, publish_folder, refuse_existing
 from assay.ledger.ledger import Ledger, now
 from assay.model import initial
 from assay.recipe import load as recipes
-from assay.recipe.schema import Recipe, Runtime
+from assay.recipe.operational import Runtime
+from assay.recipe.schema import Recipe
 from assay.run.control import (
     DTYPE,
     FILE,
