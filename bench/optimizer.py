@@ -3,7 +3,8 @@
 Trains one small model on the demo's corpus with AdamW, `torch.optim.Muon`, Assay's Muon and Muon with
 one refinement each (and with all): every variant gets its best matrix rate of a grid on a seed that is
 not counted, then the same seeds (initial weights) and the same windows in the same order. Prints all
-values, the differences to `muon` and a paired t-test. Losses do not depend on how busy the machine is.
+values, the differences to `muon` and a paired t-test; then what Newton–Schulz costs alone and in batches of one shape.
+Losses do not depend on how busy the machine is.
 
     .venv/bin/python bench/optimizer.py [--seeds 5] [--updates 200] [--out RESULTS.json]
 
@@ -19,10 +20,11 @@ import json
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,37 @@ def orthogonalise(matrix: Tensor, polar: bool) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
+
+
+def together(matrices: Tensor) -> Tensor:
+    """`orthogonalise` with the fixed coefficients, of matrices [n, rows, columns], rows ≤ columns, in shared calls."""
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def batched(rounds: int = 7) -> None:
+    """Matrices of one shape, one by one and in shared calls, in turn: seconds, and whether the bits are the same."""
+    for count, rows, columns in ((8, 128, 128), (8, 128, 344), (8, 512, 512), (8, 512, 1408)):
+        matrices = torch.randn(count, rows, columns, generator=torch.Generator().manual_seed(1))
+        ways: dict[str, Callable[[], Tensor]] = {
+            "alone": lambda some=matrices: torch.stack([orthogonalise(one, False) for one in some]),
+            "together": lambda some=matrices: together(some),
+        }
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        results: dict[str, Tensor] = {}
+        for _ in range(rounds):
+            for way, act in ways.items():
+                began = time.perf_counter()
+                results[way] = act()
+                seconds[way].append(time.perf_counter() - began)
+        alone, shared_calls = (median(seconds[way]) for way in ways)
+        same = "the same bits" if torch.equal(results["alone"], results["together"]) else "other bits"
+        print(f"{count} matrices {rows} × {columns}: alone {alone * 1e3:.1f} ms, together {shared_calls * 1e3:.1f} ms, "
+              f"alone ÷ together {alone / shared_calls:.2f}, {same}")  # fmt: skip
 
 
 def by_rows(direction: Tensor, moment: Tensor, beta: float = 0.95) -> Tensor:
@@ -265,6 +298,7 @@ def main() -> None:
         shown = "      —" if math.isnan(p) else f"{p:8.4f}"
         print(f"{variant.name:<20}{chosen[variant.name]:>8}  {mean(values):7.4f}  {difference:+8.4f}  {shown}  "
               + " ".join(f"{value:.4f}" for value in values))  # fmt: skip
+    batched()
     edges = [v.name for v in VARIANTS if chosen[v.name] in (v.grid[0], v.grid[-1])]
     if edges:
         print(f"the best rate lies at the edge of the grid for: {', '.join(edges)}")
