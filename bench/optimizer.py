@@ -45,6 +45,7 @@ from assay.recipe.schema import Recipe
 from assay.train.loss import window_loss
 from assay.train.optimizers import (
     COEFFICIENTS,
+    by_rows,
     gradient_norm,
     parameter_groups,
     scale_gradients,
@@ -161,14 +162,6 @@ def batched(rounds: int = 7) -> None:
         same = "the same bits" if torch.equal(results["alone"], results["together"]) else "other bits"
         print(f"{count} matrices {rows} × {columns}: alone {alone * 1e3:.1f} ms, together {shared_calls * 1e3:.1f} ms, "
               f"alone ÷ together {alone / shared_calls:.2f}, {same}")  # fmt: skip
-
-
-def by_rows(direction: Tensor, moment: Tensor, beta: float = 0.95) -> Tensor:
-    """Each row divided by the root of its running mean square; the whole keeps its norm."""
-    before = direction.norm()
-    moment.lerp_(direction.square().mean(dim=1, keepdim=True), 1 - beta)
-    scaled = direction / (moment.sqrt() + 1e-8)
-    return scaled * (before / scaled.norm().clamp(min=1e-7))
 
 
 def optimizers(

@@ -25,6 +25,7 @@ from assay.plan.memory import activation_bytes, memory, optimizer_bytes, selecti
 from assay.plan.parameters import count, matrix_count, shapes
 from assay.recipe.load import from_resolved, load, resolved
 from assay.recipe.schema import Recipe
+from assay.train.optimizers import build_optimizers, state_tensors
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = load(RECIPES / "tiny.yaml")
@@ -118,6 +119,11 @@ def test_memory_terms_are_exact_counts() -> None:
     assert optimizer_bytes(TINY) == 4 * matrix_count(TINY.model) + 8 * (n - matrix_count(TINY.model))
     adamw = {"kind": "adamw", "muon_lr": None, "muon_momentum": None, "muon_steps": None, "muon_dtype": None}
     assert optimizer_bytes(tiny(optimizer=adamw)) == 8 * n
+    for recipe in (TINY, tiny(optimizer=adamw), tiny(optimizer={"kind": "normuon"})):
+        model = build(recipe.model, 1)
+        state = state_tensors(model, build_optimizers(model, recipe.optimizer))
+        held = {name: tensor.nbytes for name, tensor in state.items() if not name.endswith(".step")}
+        assert optimizer_bytes(recipe) == sum(held.values())
     assert sum(value for key, value in one.items() if key != "total") == one["total"]
 
 

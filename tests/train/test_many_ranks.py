@@ -36,6 +36,7 @@ UPDATES = 20
 GROUPS = {"embedding", "attention", "ffn", "norms", "value_residual"}
 Done = tuple[Path, dict[str, list[int]]]  # the project, and the exit codes of each rank by run
 SPIKES = {"policy": "skip", "window": 4, "deviations": 1.0, "most": 20}  # so little that there are some
+NORMUON = {"kind": "normuon", "lr": 0.003, "muon_lr": 0.02}
 FAR = {"every": 10, "batches": 16}
 LANES = {"micro": 1, "accumulation": 1, "lanes": 8}
 SHORT = {"kind": "wsd", "updates": UPDATES, "warmup": 3, "decay_fraction": 0.25, "min_lr": 0.0003}
@@ -68,11 +69,11 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
             ),
             (1, 2, 8),
         ),
-        # Seven matrices for eight ranks; activations computed again; documents apart.
+        # Seven matrices for eight ranks, by NorMuon; activations computed again; documents apart.
         "few": (
             small(
-                "few", model__layers=1, model__document_mask=True, runtime={"device": "cpu", "recompute": True},
-                spikes=SPIKES,
+                "few", optimizer=NORMUON, model__layers=1, model__document_mask=True,
+                runtime={"device": "cpu", "recompute": True}, spikes=SPIKES,
             ),
             (1, 8),
         ),
@@ -103,7 +104,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         ),
         "few-fsdp": (
             small(
-                "few-fsdp", model__layers=1, model__document_mask=True,
+                "few-fsdp", optimizer=NORMUON, model__layers=1, model__document_mask=True,
                 runtime={"device": "cpu", "recompute": True, "engine": "fsdp"}, spikes=SPIKES,
             ),
             (8,),

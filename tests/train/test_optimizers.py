@@ -44,7 +44,7 @@ def small(**changes: Any) -> Model:
 
 
 def settings_of(kind: str, **changes: Any) -> Optimizer:
-    fields = {"kind": kind, "lr": 3e-3, "weight_decay": 0.1} | ({"muon_lr": 0.02} if kind == "muon" else {})
+    fields = {"kind": kind, "lr": 3e-3, "weight_decay": 0.1} | ({} if kind == "adamw" else {"muon_lr": 0.02})
     return Optimizer.model_validate(fields | changes)
 
 
@@ -71,7 +71,7 @@ def train(model: Decoder, optimizers: list[torch.optim.Optimizer], updates: int,
             optimizer.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize("kind", ["muon", "adamw"])
+@pytest.mark.parametrize("kind", ["muon", "normuon", "adamw"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_parameter_is_in_exactly_one_group(kind: str, tied: bool) -> None:
     config = small(tie_embeddings=tied)
@@ -79,7 +79,7 @@ def test_every_parameter_is_in_exactly_one_group(kind: str, tied: bool) -> None:
     groups = parameter_groups(model, settings_of(kind))
     assert sorted(name for names in groups.values() for name in names) == sorted(shapes(config))
     sizes = {group: sum(math.prod(shapes(config)[name]) for name in names) for group, names in groups.items()}
-    assert sizes["muon"] == (matrix_count(config) if kind == "muon" else 0)
+    assert sizes["muon"] == (0 if kind == "adamw" else matrix_count(config))
     assert sum(sizes.values()) == count(config)
     assert all(len(shapes(config)[name]) >= 2 for name in groups["muon"] + groups["decay"])
     assert all(len(shapes(config)[name]) == 1 for name in groups["no_decay"])
@@ -91,9 +91,11 @@ def test_every_parameter_is_in_exactly_one_group(kind: str, tied: bool) -> None:
     assert all(decay[id(p)] == (0.1 if p.ndim >= 2 else 0.0) for p in model.parameters())
 
 
-def muon_by_hand(weight: Any, grads: list[Any], rates: list[float], momentum: float, decay: float, steps: int) -> Any:
+def muon_by_hand(
+    weight: Any, grads: list[Any], rates: list[float], momentum: float, decay: float, steps: int, by_rows: bool
+) -> Any:
     """Muon's formula with NumPy, in the sum form of the momentum (Jordan 2024), which NS cannot tell apart."""
-    total = np.zeros_like(weight)
+    total, squares = np.zeros_like(weight), np.zeros(len(weight))
     for grad, lr in zip(grads, rates, strict=True):
         total = momentum * total + grad
         x = grad + momentum * total
@@ -101,23 +103,34 @@ def muon_by_hand(weight: Any, grads: list[Any], rates: list[float], momentum: fl
         for _ in range(steps):
             x = 3.4445 * x - 4.7750 * (x @ x.T @ x) + 2.0315 * (x @ x.T @ x @ x.T @ x)
         rows, columns = weight.shape
+        if by_rows:  # the whole keeps its norm
+            norm = np.sqrt((x**2).sum())
+            squares = 0.95 * squares + 0.05 * (x**2).mean(axis=1)
+            x = x / (np.sqrt(squares)[:, None] + 1e-8)
+            x = x * norm / np.sqrt((x**2).sum())
         weight = weight - lr * decay * weight - lr * max(1.0, rows / columns) ** 0.5 * x
     return weight
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(rows=st.integers(1, 12), columns=st.integers(1, 12), steps=st.integers(1, 6), seed=st.integers(0, 2**31))
-def test_muon_is_its_formula(rows: int, columns: int, steps: int, seed: int) -> None:
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 12),
+    steps=st.integers(1, 6),
+    seed=st.integers(0, 2**31),
+    by_rows=st.booleans(),
+)
+def test_muon_is_its_formula(rows: int, columns: int, steps: int, seed: int, by_rows: bool) -> None:
     random = np.random.default_rng(seed)
     weight, *grads = (random.normal(size=(rows, columns)) for _ in range(5))
     rates = [0.02, 0.01, 0.03, 0.005]
     parameter = nn.Parameter(torch.from_numpy(weight.copy()))
-    muon = Muon([parameter], 0.9, steps, "auto", 0.1)
+    muon = Muon([parameter], 0.9, steps, "auto", 0.1, by_rows)
     for grad, lr in zip(grads, rates, strict=True):
         parameter.grad = torch.from_numpy(grad)
         set_rates([muon], {"muon_lr": lr})
         muon.step()
-    expected = muon_by_hand(weight, grads, rates, 0.9, 0.1, steps)
+    expected = muon_by_hand(weight, grads, rates, 0.9, 0.1, steps, by_rows)
     np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
@@ -175,7 +188,7 @@ def test_adamw_is_its_formula_and_spares_vectors_from_decay() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), weights[name], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["muon", "adamw"])
+@pytest.mark.parametrize("kind", ["muon", "normuon", "adamw"])
 def test_saved_and_loaded_state_goes_on_with_the_same_bits_twice(kind: str) -> None:
     config = small(attention_bias=False)
     straight = build(config, seed=1)
@@ -200,10 +213,10 @@ def test_saved_and_loaded_state_goes_on_with_the_same_bits_twice(kind: str) -> N
 
 def test_state_has_its_names_before_the_first_update_and_keeps_its_place() -> None:
     model = build(small(), seed=1)
-    optimizers = build_optimizers(model, settings_of("muon"))
+    optimizers = build_optimizers(model, settings_of("normuon"))
     before = state_tensors(model, optimizers)
-    groups = parameter_groups(model, settings_of("muon"))
-    expected = {f"optimizer.{name}.momentum" for name in groups["muon"]} | {
+    groups = parameter_groups(model, settings_of("normuon"))
+    expected = {f"optimizer.{name}.{part}" for name in groups["muon"] for part in ("momentum", "rows")} | {
         f"optimizer.{name}.{part}"
         for name in groups["decay"] + groups["no_decay"]
         for part in ("exp_avg", "exp_avg_sq", "step")

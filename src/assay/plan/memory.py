@@ -13,7 +13,7 @@ from typing import Any
 from assay.plan.owners import BUCKET, owners
 from assay.plan.parameters import MATRICES, count, shapes
 from assay.recipe.operational import Recompute
-from assay.recipe.schema import Recipe
+from assay.recipe.schema import MUONS, Recipe
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MASTER = 4  # weights, gradients and optimizer state are float32
@@ -22,14 +22,16 @@ MASTER = 4  # weights, gradients and optimizer state are float32
 def optimizer_bytes(recipe: Recipe, ranks: int | None = None) -> int:
     """State of the optimizer: two moments a parameter with AdamW, one momentum for each parameter that Muon updates.
 
-    Of all ranks together, or of the busiest owner among `ranks`.
+    With NorMuon one number a row more. Of all ranks together, or of the busiest owner among `ranks`.
     """
-    sizes = {name: prod(shape) for name, shape in shapes(recipe.model).items()}
-    owner = owners(sizes, ranks or 1)
+    every, kind = shapes(recipe.model), recipe.optimizer.kind
+    owner = owners({name: prod(shape) for name, shape in every.items()}, ranks or 1)
     load = [0] * (ranks or 1)
-    for name, size in sizes.items():
-        muon = recipe.optimizer.kind == "muon" and name.removesuffix(".weight").endswith(MATRICES)
-        load[owner[name]] += MASTER * size * (1 if muon else 2)
+    for name, shape in every.items():
+        held = 2 * prod(shape)
+        if kind in MUONS and name.removesuffix(".weight").endswith(MATRICES):
+            held = prod(shape) + (shape[0] if kind == "normuon" else 0)
+        load[owner[name]] += MASTER * held
     return max(load)
 
 

@@ -208,6 +208,7 @@ class Batch(Part):
         return tuple(1 << power for power in range(self.lanes.bit_length()))
 
 
+MUONS = ("muon", "normuon")  # kinds that treat the blocks' matrices by Muon
 _MUON_DEFAULTS: dict[str, object] = {
     "muon_lr": 0.02,
     "muon_momentum": 0.95,
@@ -217,9 +218,12 @@ _MUON_DEFAULTS: dict[str, object] = {
 
 
 class Optimizer(Part):
-    """AdamW for all, or Muon for the matrices and AdamW for the rest. Without Muon its keys are null."""
+    """AdamW for all, or Muon for the matrices and AdamW for the rest. Without Muon its keys are null.
 
-    kind: Literal["muon", "adamw"]
+    `normuon` is Muon with a second moment for each row of its directions (Li et al. 2025, arXiv:2510.05491).
+    """
+
+    kind: Literal["muon", "normuon", "adamw"]
     lr: Positive
     muon_lr: Positive | None = None
     muon_momentum: BelowOne | None = None
@@ -236,7 +240,7 @@ class Optimizer(Part):
         if not isinstance(value, Mapping):
             return value
         given = dict(value)
-        if given.get("kind") == "muon":
+        if given.get("kind") in MUONS:
             for key, default in _MUON_DEFAULTS.items():
                 if given.get(key) is None:
                     given[key] = default
@@ -246,7 +250,7 @@ class Optimizer(Part):
                     raise refuse(
                         f"optimizer.{key}",
                         short(given[key]),
-                        "it has a meaning only with optimizer.kind muon: remove it",
+                        "it has a meaning only with optimizer.kind muon or normuon: remove it",
                     )
         return given
 

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import InputError
+from assay.recipe.schema import MUONS
 from assay.recipe.schema import Optimizer as OptimizerConfig
 
 # Of the quintic iteration; slope at zero as steep as it gets (Jordan 2024, Muon).
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _FLOOR = 1e-7  # of the norm that the first step divides by, as in torch.optim.Muon
+ROW_MOMENTUM = 0.95  # of NorMuon's second moment, as Li et al. 2025 have it
+_ROW_EPSILON = 1e-8
 _MUON_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -34,12 +37,12 @@ class Named(Protocol):
 def parameter_groups(model: Named, config: OptimizerConfig) -> dict[str, list[str]]:
     """Names of the parameters by treatment: `muon`, `decay` and `no_decay` (both AdamW).
 
-    Muon acts on q, k, v, o, gate, up and down of every block when the kind is muon. Weight decay
+    Muon acts on q, k, v, o, gate, up and down of every block when the kind is muon or normuon. Weight decay
     falls on tensors of two or more dimensions alone.
     """
     groups: dict[str, list[str]] = {"muon": [], "decay": [], "no_decay": []}
     for name, parameter in model.named_parameters():
-        if config.kind == "muon" and _is_muon_matrix(name, parameter):
+        if config.kind in MUONS and _is_muon_matrix(name, parameter):
             groups["muon"].append(name)
         else:
             groups["decay" if parameter.ndim >= 2 else "no_decay"].append(name)
@@ -70,8 +73,8 @@ def build_optimizers(model: Named, config: OptimizerConfig) -> list[torch.optim.
     if groups["muon"]:
         momentum, steps, dtype = config.muon_momentum, config.muon_steps, config.muon_dtype
         if momentum is None or steps is None or dtype is None:
-            raise AssertionError("the schema fills Muon's keys in when the kind is muon")
-        optimizers.append(Muon(of("muon"), momentum, steps, dtype, config.weight_decay))
+            raise AssertionError("the schema fills Muon's keys in when the kind is muon or normuon")
+        optimizers.append(Muon(of("muon"), momentum, steps, dtype, config.weight_decay, config.kind == "normuon"))
     adamw_groups = [
         {"params": of("decay"), "weight_decay": config.weight_decay},
         {"params": of("no_decay"), "weight_decay": 0.0},
@@ -99,11 +102,18 @@ class Muon(torch.optim.Optimizer):
 
     M ← m·M + (1 − m)·g is the running mean of the gradient and the argument of NS its Nesterov look-ahead.
     Each matrix is treated by itself, in calls that do not depend on how many matrices there are.
-    `torch.optim.Muon` is the same but for its arithmetic, which is fixed to bfloat16.
+    `torch.optim.Muon` is the same but for its arithmetic, which is fixed to bfloat16. With `rows` it is NorMuon
+    (Li et al. 2025, arXiv:2510.05491), see `by_rows`.
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter], momentum: float, steps: int, dtype: str, weight_decay: float
+        self,
+        params: Iterable[nn.Parameter],
+        momentum: float,
+        steps: int,
+        dtype: str,
+        weight_decay: float,
+        rows: bool = False,
     ) -> None:
         """`dtype` is `auto` (bfloat16 on CUDA, float32 elsewhere), `float32` or `bfloat16`; lr begins at 0."""
         super().__init__(params, {"lr": 0.0, "weight_decay": weight_decay, "momentum": momentum, "steps": steps})
@@ -112,6 +122,8 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 assert parameter.ndim == 2, f"Muon takes matrices, not a tensor of shape {tuple(parameter.shape)}"
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
+                if rows:
+                    self.state[parameter]["rows"] = torch.zeros_like(parameter[:, :1], requires_grad=False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -125,10 +137,12 @@ class Muon(torch.optim.Optimizer):
                 mean = self.state[parameter]["momentum"]
                 mean.lerp_(grad, 1 - momentum)
                 ahead = grad.lerp(mean, momentum)
-                direction = orthogonalise(ahead, group["steps"], arithmetic(self.dtype, parameter))
+                direction = orthogonalise(ahead, group["steps"], arithmetic(self.dtype, parameter)).to(parameter.dtype)
+                if "rows" in self.state[parameter]:
+                    direction = by_rows(direction, self.state[parameter]["rows"])
                 rows, columns = parameter.shape
                 parameter.mul_(1 - lr * group["weight_decay"])
-                parameter.add_(direction.to(parameter.dtype), alpha=-lr * math.sqrt(max(1.0, rows / columns)))
+                parameter.add_(direction, alpha=-lr * math.sqrt(max(1.0, rows / columns)))
 
 
 def arithmetic(choice: str, parameter: Tensor) -> torch.dtype:
@@ -157,6 +171,17 @@ def orthogonalise(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
+
+
+def by_rows(direction: Tensor, moment: Tensor) -> Tensor:
+    """Each row of `direction` [rows, columns] divided by the root of its running mean square; the whole keeps its norm.
+
+    `moment` [rows, 1] is updated in place. So no neuron's row is moved far more than another's.
+    """
+    norm = direction.norm()
+    moment.lerp_(direction.square().mean(dim=1, keepdim=True), 1 - ROW_MOMENTUM)
+    scaled: Tensor = direction / (moment.sqrt() + _ROW_EPSILON)
+    return scaled.mul_(norm / scaled.norm().clamp(min=_FLOOR))
 
 
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], rates: Mapping[str, float]) -> None:
@@ -213,7 +238,10 @@ def scale_gradients(grads: Mapping[str, Tensor], norm: Tensor, max_norm: float |
 
 
 def state_tensors(model: Named, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' tensors by name, not copied: `optimizer.<parameter>.<exp_avg, exp_avg_sq, step or momentum>`."""
+    """The optimizers' tensors by name, not copied: `optimizer.<parameter>.<kind>`.
+
+    The kinds are `exp_avg`, `exp_avg_sq` and `step` with AdamW, `momentum` with Muon, and `rows` with NorMuon as well.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"optimizer.{names[parameter]}.{kind}": tensor
