@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import RECIPE
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.train.loss import chunked_loss
+from assay.model.initial import build
+from assay.plan.parameters import matrix_count
+from assay.recipe.load import from_yaml
+from assay.recipe.operational import Recompute
+from assay.train.loss import chunked_loss, window_loss
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float) -> tuple[Tensor, Tensor]:
@@ -150,3 +157,35 @@ def test_the_same_inputs_give_the_same_bits() -> None:
         ((nll + 1e-3 * square) / 132).backward()
         results.append((nll, square, a.grad, b.grad))
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True) if x is not None and y is not None)
+
+
+class Casts(TorchDispatchMode):
+    """Elements of weights cast to bfloat16 that are still held when the first logits are turned into a loss."""
+
+    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.shapes, self.made, self.held = shapes, list[tuple[weakref.ref[Tensor], int]](), -1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and result.dtype == torch.bfloat16:
+            if tuple(result.shape) in self.shapes:
+                self.made.append((weakref.ref(result), result.numel()))
+        elif func is torch.ops.aten._log_softmax.default and self.held < 0:
+            self.held = sum(count for reference, count in self.made if reference() is not None)
+        return result
+
+
+@pytest.mark.parametrize("recompute", [True, "selective", False])
+def test_casts_of_sliced_weights_live_no_longer_than_their_block_unless_the_backward_pass_needs_them(
+    recompute: Recompute,
+) -> None:
+    """As the plan counts them for fsdp under bfloat16."""
+    recipe = from_yaml(json.dumps(RECIPE | {"precision": {"compute": "bfloat16"}}), "small")
+    model = build(recipe.model, 1, recompute=recompute)
+    model.sliced = True  # no copies are made once an update
+    matrices = {name: p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2}
+    with Casts({tuple(p.shape) for p in matrices.values()}) as casts:
+        window_loss(model, recipe, torch.zeros(1, 8, dtype=torch.int64), None)  # no activation has a shape of theirs
+    assert sum(count for _, count in casts.made) == matrix_count(recipe.model)
+    assert casts.held == (0 if recompute else matrix_count(recipe.model))

@@ -11,7 +11,7 @@ from math import log2, prod
 from typing import Any
 
 from assay.plan.owners import BUCKET, owners
-from assay.plan.parameters import MATRICES, count, shapes
+from assay.plan.parameters import MATRICES, count, matrix_count, shapes
 from assay.recipe.operational import Recompute
 from assay.recipe.schema import MUONS, Recipe
 
@@ -126,14 +126,15 @@ def logits_bytes(recipe: Recipe) -> int:
     return positions * recipe.model.vocabulary * (2 * exact + compute)
 
 
-def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
-    """Bytes on one GPU when `ranks` of them run the recipe, and their `total`, with the recipe's own `recompute`.
+def memory(recipe: Recipe, ranks: int, recompute: Recompute | None = None) -> dict[str, int]:
+    """Bytes on one GPU when `ranks` of them run the recipe, and their `total`, with `recompute` or the recipe's own.
 
     Weights are whole on each rank (`replicated`) or spread over the ranks with the blocks in work whole (`fsdp`);
     optimizer state and the joined gradients lie with the owners of whole tensors, of whom the busiest is counted.
     A lane's gradient is whole on its rank until the exchange, which sends and receives one bucket at a time; the
     canonical reduction keeps log2(lanes ÷ ranks) partial sums beside it.
     """
+    recompute = recipe.runtime.recompute if recompute is None else recompute
     parameters = count(recipe.model)
     sizes = {name: prod(shape) for name, shape in shapes(recipe.model).items()}
     owner = owners(sizes, ranks)
@@ -146,7 +147,10 @@ def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
         # the embedding and the two blocks that are gathered at one time
         embedding = recipe.model.vocabulary * recipe.model.width
         work = embedding + 2 * -(-(parameters - embedding) // recipe.model.layers)
-        copy = work * (MASTER + (compute if compute != MASTER else 0))
+        copy = work * MASTER
+        if compute != MASTER:
+            # The backward pass needs the matrices in the arithmetic's type; without recomputation they wait for it.
+            copy += compute * (work if recompute else embedding + matrix_count(recipe.model))
         weights = -(-parameters // ranks) + owned
         # Between the micro-batches of a lane its gradient is whole; otherwise it leaves block by block.
         gradients = parameters if recipe.batch.accumulation > 1 else work
@@ -158,7 +162,7 @@ def memory(recipe: Recipe, ranks: int) -> dict[str, int]:
         "partial_sums": partial * MASTER * parameters,
         "exchange": MASTER * (owned + 2 * min(BUCKET, parameters)) if ranks > 1 else 0,
         "optimizer": optimizer_bytes(recipe, None if ranks == 1 else ranks),
-        "activations": activation_bytes(recipe, recipe.runtime.recompute),
+        "activations": activation_bytes(recipe, recompute),
         "logits": logits_bytes(recipe),
     }
     return {**parts, "total": sum(parts.values())}
@@ -169,18 +173,18 @@ def memory_by_ranks(recipe: Recipe) -> dict[str, Any]:
     most = recipe.batch.lanes
     per_rank = {str(ranks): memory(recipe, ranks) for ranks in recipe.rank_counts}
     one = per_rank[str(most)]
-    with_recompute = activation_bytes(recipe, True)
-    selective = activation_bytes(recipe, "selective")
-    without = activation_bytes(recipe, False)
+    with_recompute = memory(recipe, most, True)
+    selective = memory(recipe, most, "selective")
+    without = memory(recipe, most, False)
     return {
         **one,
         "ranks": most,
-        "activations_with_recomputation": with_recompute,
-        "activations_with_selective_recomputation": selective,
-        "activations_without_recomputation": without,
-        "total_with_recomputation": one["total"] - one["activations"] + with_recompute,
-        "total_with_selective_recomputation": one["total"] - one["activations"] + selective,
-        "total_without_recomputation": one["total"] - one["activations"] + without,
+        "activations_with_recomputation": with_recompute["activations"],
+        "activations_with_selective_recomputation": selective["activations"],
+        "activations_without_recomputation": without["activations"],
+        "total_with_recomputation": with_recompute["total"],
+        "total_with_selective_recomputation": selective["total"],
+        "total_without_recomputation": without["total"],
         "host_copies": host_bytes(recipe, most),
         "per_gpu": per_rank,
     }

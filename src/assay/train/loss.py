@@ -45,12 +45,18 @@ def window_loss(model: Decoder, recipe: Recipe, windows: Tensor, documents: Tens
 
     `documents` [B, block] are given exactly when the recipe sets `document_mask`.
     """
-    with torch.autocast(windows.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
+    with _precision(recipe, windows.device):
         hidden = model(windows[:, :-1], documents)
         return chunked_loss(
             hidden, model.head_weight, windows[:, 1:], recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z,
             recipe.runtime.compile,
         )  # fmt: skip
+
+
+def _precision(recipe: Recipe, device: torch.device) -> torch.autocast:
+    """The recipe's arithmetic. Nothing is cached: casts would live to the end, of all blocks, also of sliced ones."""
+    low = recipe.precision.compute == "bfloat16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=low, cache_enabled=False)
 
 
 def arithmetic(recipe: Recipe) -> torch.dtype:
@@ -99,7 +105,7 @@ def part_losses(
     model: Decoder, recipe: Recipe, windows: Tensor, documents: Tensor | None, parts: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, list[Tensor]]:
     """The `nll_sum` of `window_loss`, and the same over each of the `parts` [low, high) of the flat positions."""
-    with torch.autocast(windows.device.type, torch.bfloat16, enabled=recipe.precision.compute == "bfloat16"):
+    with _precision(recipe, windows.device):
         hidden, targets = model(windows[:, :-1], documents).flatten(0, 1), windows[:, 1:].flatten()
         settings = (recipe.loss.chunk, recipe.model.logit_cap, recipe.loss.z)
         whole, _ = chunked_loss(hidden, model.head_weight, targets, *settings, recipe.runtime.compile)
