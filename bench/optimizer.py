@@ -77,16 +77,17 @@ class Variant:
 
 
 ORTHOGONAL = (0.005, 0.01, 0.02, 0.04)
+POLAR = (0.0025, *ORTHOGONAL)  # its best rate lies lower
 RMS = (0.0022, 0.0045, 0.009, 0.018)  # the same step on a square matrix of 128
 VARIANTS = (
     Variant("adamw", (0.0004, 0.00075, 0.0015, 0.003)),
     Variant("torch.optim.Muon", ORTHOGONAL),
     Variant("muon", ORTHOGONAL),
-    Variant("polar express", ORTHOGONAL, polar=True),
+    Variant("polar express", POLAR, polar=True),
     Variant("rms scale", RMS, rms=True),
     Variant("row moment", ORTHOGONAL, rows=True),
     Variant("cautious decay", ORTHOGONAL, cautious=True),
-    Variant("polar+row+cautious", ORTHOGONAL, polar=True, rows=True, cautious=True),
+    Variant("polar+row+cautious", POLAR, polar=True, rows=True, cautious=True),
 )
 
 
