@@ -32,13 +32,16 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
+import assay
 from assay.corpus.build import build
 from assay.corpus.description import load as load_description
 from assay.data import queue as queues
 from assay.data.batches import Batches
 from assay.data.shard import Shard, open_shard
+from assay.files.digest import canonical, digest
 from assay.files.shared import shared
 from assay.model import initial
+from assay.recipe import load as recipes
 from assay.recipe.load import from_yaml
 from assay.recipe.schedule import rates
 from assay.recipe.schema import Recipe
@@ -220,6 +223,21 @@ class Bench:
         return validation_loss(model, self.validation, recipe, torch.device("cpu"), VALIDATION_WINDOWS).loss
 
 
+def identity(bench: Bench) -> str:
+    """What decides a loss besides variant, rate and seed: code that computes, torch, recipe, windows, held-out text."""
+    package = Path(assay.__file__).parent
+    files = [Path(__file__), *sorted((package / "model").glob("*.py")), package / "recipe" / "schedule.py"]
+    files += [package / "train" / f"{name}.py" for name in ("loss", "optimizers", "validation")]
+    told = {
+        "code": [digest(path.read_bytes()) for path in files],
+        "torch": torch.__version__,
+        "recipe": recipes.digest(bench.recipe),
+        "windows": digest(np.stack([tokens.numpy() for tokens in bench.windows]).tobytes()),
+        "validation": bench.validation.sha256,
+    }
+    return digest(canonical(told))
+
+
 def prepare(folder: Path, updates: int) -> Bench:
     """The demo's corpus, built; a queue of one slot over its training shards; the recipe."""
     out = folder / "corpus"
@@ -260,16 +278,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=None, help="results as JSON; what is there is not run again")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="results as JSON; what this code and recipe gave is not run again"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out and options.out.is_file() else {}
 
     with tempfile.TemporaryDirectory() as place:
         bench = prepare(Path(place), options.updates)
+        same = identity(bench)
 
         def once(variant: Variant, rate: float, seed: int) -> float:
-            key = f"{variant.name} {rate} {seed} {options.updates}"
+            key = f"{variant.name} {rate} {seed} {options.updates} {same}"
             if key not in results:
                 results[key] = bench.loss(variant, rate, seed)
                 print(f"{variant.name:<20} rate {rate:<8} seed {seed:<5} {results[key]:.4f}", flush=True)
