@@ -122,6 +122,23 @@ def test_amended_while_training_then_killed_equals_the_run_that_was_amended_stan
         assert_verifies(one)
 
 
+def test_ranks_that_own_no_matrix_of_muons_adopt_its_rate_as_well(long: Project) -> None:
+    """With a large vocabulary rank 0 owns the embedding alone."""
+    recipe = long.recipe(
+        model__vocabulary=4099, batch={"micro": 2, "accumulation": 2, "lanes": 2}, checkpoint={"every": 6},
+        evaluate={"every": None},
+    )  # fmt: skip
+    run = long.path / "run"
+    assert drive(recipe, run, until="6") == 0
+    installed(run, updates=40)
+    with start(recipe, run, "--start", "resume", "--ranks", "2", "--until", "8") as process:
+        read_until(process, r"amendment a01 is adopted at step 6")
+        assert process.wait(60) == 0
+    (adopted,) = receipts(run, "adopted")
+    assert set(adopted.body["running"]["rates"]) == set(adopted.body["rates_after"].values()) == {"0.003", "0.02"}
+    assert_verifies(run)
+
+
 def test_too_late_for_the_rule_is_refused_and_training_goes_on(tmp_path: Path) -> None:
     project = Project(tmp_path / "project", slots=((100, 20), (100, 20)))
     wsd = {"kind": "wsd", "updates": 200, "warmup": 3, "decay_fraction": 0.4, "min_lr": 0.0003}

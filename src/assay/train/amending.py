@@ -51,8 +51,8 @@ def adopt(trainer: Trainer, opening: bool = False) -> bool:
         alike = trainer.ranks.collect(recipes.digest(trainer.recipe))
         if len(set(alike)) > 1:
             raise MachineError(f"the ranks adopted different recipes ({', '.join(alike)}); the last checkpoint stands")
+        read_back = _read_back(trainer, before) if decision["kind"] == ADOPTED else {}
         if trainer.ranks.first:
-            read_back = _read_back(trainer, before) if decision["kind"] == ADOPTED else {}
             trainer.ledger.append(decision["kind"], decision["body"] | read_back)
             trainer.tell(decision["words"])
 
@@ -169,17 +169,21 @@ def _change(old: Recipe, new: Recipe, one: Amendment) -> dict[str, Any]:
 
 
 def _read_back(trainer: Trainer, before: Recipe) -> dict[str, Any]:
-    """Rate, cadence and code as this process has them: the rate from the optimizers that will use it."""
+    """Rate, cadence and code as the processes have them: the rates from the optimizers of all ranks that will use them.
+
+    Every rank calls it: of one rank's tensors there may be none that Muon treats.
+    """
     step = trainer.started.position.step
     old, new = _rates(before, step), _rates(trainer.recipe, step)
     if new is not None:
         set_rates(trainer.started.optimizers, new)
-    groups = (group for optimizer in trainer.started.optimizers for group in optimizer.param_groups)
+    mine = [repr(float(group["lr"])) for one in trainer.started.optimizers for group in one.param_groups]
+    everyone = trainer.ranks.collect(mine)
     return {
         "rates_before": _text(old),
         "rates_after": _text(new),
         "running": {
-            "rates": sorted({repr(float(group["lr"])) for group in groups}),
+            "rates": sorted({rate for found in everyone for rate in found}),
             "updates": trainer.recipe.schedule.updates,
             "checkpoint_every": trainer.recipe.checkpoint.every,
             "code": history(trainer.run.ledger).segments[-1].body["code"]["sha256"],
