@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -22,6 +24,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 TINY = (RECIPES / "tiny.yaml").read_text(encoding="utf-8")
 PLAIN = resolved(from_yaml(TINY, "tiny.yaml"))
 SHA = "sha256:" + "0" * 64
+KEY = "ed25519:" + "5a" * 32
 
 
 def plain(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +159,14 @@ def test_yaml_is_version_1_2() -> None:
         ('"0.001"', "0.001", "control.tolerance is 0.001; text is expected"),
         ('"0.001"', '"-1"', "control.tolerance is '-1'; a decimal number"),
         ("trust: {}", "trust: {reviwer: [a]}", "the nearest known key is trust.reviewer"),
+        (
+            "trust: {}",
+            "trust: {reviewer: [abc]}",
+            "trust.reviewer[0]: 'abc' is not a public key; 'ed25519:' and 64 hex",
+        ),
+        ("trust: {}", f"trust: {{operator: [{KEY}, ed25519:{'5A' * 32}]}}", "trust.operator[1]: 'ed25519:5A"),
+        ("trust: {}", f"trust: {{publisher: [ed25519:{'00' * 32}]}}", "trust.publisher[0]: ed25519:00"),
+        ("log: {every: 10, norms_every: 100}", "log: {every: 0, norms_every: 0}", "(and 1 more fault)"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_key_and_what_is_allowed(old: str, new: str, says: str) -> None:
@@ -313,3 +324,11 @@ def test_no_value_ends_in_a_traceback(place: tuple[str, str | None], value: obje
     except InputError:
         return  # one clear sentence; anything else fails the test
     assert digest(recipe).startswith("sha256:")
+
+
+def test_keys_of_trust_are_checked_without_cryptography() -> None:
+    value = plain(trust={"reviewer": [KEY], "operator": [KEY]})
+    assert from_resolved(value, "a.yaml").trust.reviewer == (KEY,)
+    code = "import sys; import assay.recipe.load; print('cryptography' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

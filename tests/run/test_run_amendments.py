@@ -105,15 +105,15 @@ def test_a_run_without_decay_may_still_move_it_where_it_stopped_and_nowhere_behi
 
 
 def test_whose_signature_is_demanded() -> None:
-    keys = {"reviewer": ["ed25519:r"], "operator": ["ed25519:o"]}
-    both, operator = small(trust=keys), small(trust={"operator": ["ed25519:o"]})
+    keys = {"reviewer": ["ed25519:" + "5a" * 32], "operator": ["ed25519:" + "6b" * 32]}
+    both, operator = small(trust=keys), small(trust={"operator": keys["operator"]})
     assert demanded_role(both, Changes(updates=40)) == "reviewer"
     assert demanded_role(operator, Changes(updates=40)) == "operator"
     assert demanded_role(small(), Changes(updates=40)) is None
     for recipe in (both, operator, small()):
         assert demanded_role(recipe, Changes(checkpoint_every=3)) is None, "cadence needs nobody"
     assert demanded_role(operator, Changes(checkpoint_every=3, code="sha256:" + "1" * 64)) == "operator"
-    meant = small(schedule__intent="no-decay", trust={"operator": ["ed25519:o"]})
+    meant = small(schedule__intent="no-decay", trust={"operator": keys["operator"]})
     assert allows_decay(meant, Changes(decay="linear"))
     assert demanded_role(meant, Changes(decay="linear")) == "reviewer"
 

@@ -210,8 +210,9 @@ def _memory(memory: dict[str, Any], many: str) -> list[tuple[str, str, str]]:
             )
         )
     if len(memory["per_gpu"]) > 1:
+        single = {"processes": "process"}.get(many, "GPU")
         rows += [
-            (f"total with {ranks} {many}", _bytes(one["total"]), "by the recipe's choice")
+            (f"total with {ranks} {single if ranks == '1' else many}", _bytes(one["total"]), "by the recipe's choice")
             for ranks, one in memory["per_gpu"].items()
         ]
     return rows

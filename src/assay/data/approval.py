@@ -19,8 +19,9 @@ from assay.files.digest import PREFIX
 from assay.files.publish import publish_new
 from assay.files.reading import read_object
 from assay.ledger import signing
-from assay.ledger.keys import check_public, keyid, public_key
+from assay.ledger.keys import keyid, public_key
 from assay.ledger.ledger import now
+from assay.ledger.public import check_public
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

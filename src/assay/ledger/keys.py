@@ -18,14 +18,10 @@ from assay.errors import InputError, Refused
 from assay.files.digest import digest
 from assay.files.publish import publish_new, refuse_existing
 from assay.files.reading import read_text
+from assay.ledger.public import PREFIX, check_public
 
-PREFIX = "ed25519:"
 MODE = 0o600
 _LIMIT = 1 << 16
-# The field of edwards25519 (RFC 8032, 5.1) and one y of its points of order 8; the other one is -y.
-_P = 2**255 - 19
-_Y8 = int.from_bytes(bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a"), "little")
-_SMALL_ORDER = {0, 1, _P - 1, _Y8, _P - _Y8}
 
 
 def new_key(path: Path) -> str:
@@ -51,15 +47,13 @@ def new_key(path: Path) -> str:
 def load_key(path: Path) -> Ed25519PrivateKey:
     """The private key in a file.
 
-    Raises Refused when others than the owner may touch the file, InputError when it holds no such key.
+    Raises InputError when it holds no such key, Refused when others than the owner may touch it.
     """
     what = "a private key (assay key new makes one)"
     text = read_text(path, what, _LIMIT)
     mode = stat.S_IMODE(os.stat(path).st_mode)
     if text.startswith(PREFIX):
         raise InputError(f"{path} holds a public key; name the file without .pub, which holds the private one")
-    if mode != MODE:
-        raise Refused(f"{path} has the mode {mode:04o}, but a private key has 0600; run chmod 600 {path}")
     try:
         key = load_pem_private_key(text.encode(), password=None)
     except TypeError:  # how cryptography says that a password is needed
@@ -68,6 +62,8 @@ def load_key(path: Path) -> Ed25519PrivateKey:
         raise InputError(f"{path} is not a private key in PEM form; assay key new makes one") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise InputError(f"{path} holds another kind of key than Ed25519; assay key new makes one")
+    if mode != MODE:
+        raise Refused(f"{path} has the mode {mode:04o}, but a private key has 0600; run chmod 600 {path}")
     return key
 
 
@@ -81,22 +77,6 @@ def read_public(text: str) -> str:
     if text.startswith(PREFIX):
         return check_public(text, text)
     return check_public(read_text(Path(text), "a public key (NAME.pub)", _LIMIT).strip(), text)
-
-
-def check_public(value: object, where: str) -> str:
-    """The value, if it is the text form of a usable public key; InputError naming `where` otherwise.
-
-    Points of small order are refused: under them one signature fits every message, so that such a key
-    (all zeros is one) would approve whatever anybody writes. So are second spellings of a point.
-    """
-    digits = value.removeprefix(PREFIX) if isinstance(value, str) and value.startswith(PREFIX) else ""
-    if len(digits) != 64 or not all(c in "0123456789abcdef" for c in digits):
-        raise InputError(f"{where}: {value!r:.80} is not a public key; {PREFIX!r} and 64 hex digits are expected")
-    y = int.from_bytes(bytes.fromhex(digits), "little") & (2**255 - 1)
-    if y in _SMALL_ORDER or y >= _P:
-        raise InputError(f"{where}: {value} is no key that anybody holds: it accepts forged signatures")
-    assert isinstance(value, str)
-    return value
 
 
 def keyid(public: str) -> str:

@@ -146,7 +146,8 @@ def _yaml_fault(error: YAMLError) -> str:
 def sentence(error: ValidationError, whole: type[BaseModel] = Recipe) -> str:
     """One sentence for the first fault of a `whole`; unknown keys come first, because they often cause the others."""
     faults = sorted(error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden")
-    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+    rest = len(faults) - 1
+    more = f" (and {rest} more fault{'s' if rest > 1 else ''})" if rest else ""
     return _fault(faults[0], whole) + more
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from assay.errors import InputError
+from assay.ledger.public import check_public
 from assay.recipe.fields import (
     Amount,
     Cadence,
+    Conflict,
     Count,
     Device,
     Keys,
@@ -169,3 +172,12 @@ class Trust(Part):
     reviewer: Keys = ()
     operator: Keys = ()
     publisher: Keys = ()
+
+    @field_validator("reviewer", "operator", "publisher")
+    @classmethod
+    def _usable(cls, keys: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """A key that could never sign is refused here, not when the first approval is wanted."""
+        try:
+            return tuple(check_public(key, f"trust.{info.field_name}[{number}]") for number, key in enumerate(keys))
+        except InputError as fault:
+            raise Conflict(str(fault)) from None

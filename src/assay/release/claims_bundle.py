@@ -14,7 +14,7 @@ from typing import Any
 from assay.errors import AssayError, VerificationError
 from assay.files.digest import digest_file
 from assay.files.reading import read_object
-from assay.ledger.keys import check_public
+from assay.ledger.public import check_public
 from assay.recipe.schema import Recipe
 from assay.release import bundle as bundles
 from assay.release import signature

@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 from assay.errors import AssayError, InputError, VerificationError
 from assay.files.digest import canonical_exact, digest, is_digest
 from assay.ledger import signing
-from assay.ledger.keys import check_public, keyid
+from assay.ledger.keys import keyid
 from assay.ledger.ledger import Receipt
+from assay.ledger.public import check_public
 from assay.recipe import load as recipes
 from assay.recipe import schedule as schedules
 from assay.recipe.schedule import Decay

@@ -279,8 +279,8 @@ def demand(
     if ledger is not None:
         ledger.append("control", body)
     if not outcome.passed:
-        wanted = "equal bits" if outcome.same else f"{outcome.tolerance} at most"
+        wanted = "equal bits are" if outcome.same else f"{outcome.tolerance} at most is"
         raise Refused(
             f"the control {where} failed on this allocation: it differs by {outcome.max_difference:.6g} where {wanted} "
-            "is demanded; this machine computes wrong numbers: do not train here, or record a control that fits it"
+            "demanded; this machine computes wrong numbers: do not train here, or record a control that fits it"
         )

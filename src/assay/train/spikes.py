@@ -23,9 +23,10 @@ def watch(trainer: Trainer, norm: float) -> bool:
     assert config.rule is not None, "without a rule there are no spikes"
     update, (allowed, window, most) = position.step, config.rule
     if position.skipped >= most:
+        skipped = "1 update was" if position.skipped == 1 else f"{position.skipped} updates were"
         raise NumbersError(
             f"update {update}: the gradient norm {norm:.6g} lies {spike.deviations:.1f} deviations above the usual; "
-            f"{position.skipped} updates before it were skipped for that; spikes.most ({most}) in a row are "
+            f"right before it {skipped} skipped for that; spikes.most ({most}) in a row are "
             "allowed: look at the batches (assay data batches) and the rates"
         )
     position.skipped += 1
