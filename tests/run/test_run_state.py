@@ -145,6 +145,34 @@ def test_the_seven_numbers_come_from_seven_places(run: RunFolder, project: Proje
     assert numbers() == (30, None, None, None, 6, None, None)
 
 
+def test_how_the_newest_process_ended_is_shown_with_its_own_words_alone(run: RunFolder) -> None:
+    assert status(run)["ending"] is None
+    tell(run, ("failed", {"before_start": True, "code": 3}))
+    seq = history(run.ledger).last.seq  # type: ignore[union-attr]
+    run.outcome.write_text(json.dumps({"ledger": {"seq": seq}, "message": "the control failed"}))
+    wanted = {"outcome": "failed", "code": 3, "cause": None, "message": "the control failed"}
+    assert (state(run), status(run)["ending"]) == ("failed", wanted)
+    tell(run, START)
+    assert status(run)["ending"] is None, "another process trains"
+    tell(run, INTERRUPTED)
+    wanted = {"outcome": "interrupted", "code": 75, "cause": "signal", "message": None}
+    assert status(run)["ending"] == wanted, "the words are of an older end"
+    run.outcome.write_text("{")
+    assert status(run)["ending"] == wanted
+
+
+def test_an_end_that_was_lost_is_a_warning(run: RunFolder) -> None:
+    report(run, range(2))
+    tell(run, START, ("metrics.sealed", {"start": 0, "stop": run.metrics.stat().st_size, "sha256": "d", "at": "end"}))
+    assert not status(run)["warnings"]
+    run.metrics.write_bytes(run.metrics.read_bytes()[:-3])
+    with run.ledger.open("ab") as file:
+        file.write(b'{"seq": 9')
+    torn, short = status(run)["warnings"]
+    assert "ledger.jsonl ends in the middle of a receipt" in torn
+    assert "metrics.jsonl has " in short
+
+
 def test_the_mfu_is_that_of_the_newest_segment_without_pauses_and_warm_up(run: RunFolder) -> None:
     recipe = run.recipe()
     flops = recipe.positions_per_update * sum(flops_per_position(recipe).values())

@@ -27,6 +27,7 @@ from assay.recipe.operational import Runtime
 from assay.run.control import FILE, MODEL, SUMS, Control, read_control, sums
 from assay.run.folder import RunFolder
 from assay.run.history import history
+from assay.run.status import status
 from assay.train import numerics
 from assay.train.control import Outcome, check, record, reduced
 from assay.train.ranks import Ranks
@@ -217,6 +218,9 @@ def test_a_control_that_fails_is_exit_3_with_its_receipt_and_nothing_trained(mad
     told = history(tmp_path / "run" / "ledger.jsonl")
     assert not told.segments
     assert "the control" in json.loads((tmp_path / "run" / "outcome.json").read_text())["message"]
+    facts = status(RunFolder(tmp_path / "run"))
+    assert (facts["state"], facts["ending"]["code"]) == ("failed", 3)
+    assert "the control" in facts["ending"]["message"]
 
 
 def test_the_commands_record_and_check(made: Project, tmp_path: Path, assay: Callable[..., Any]) -> None:

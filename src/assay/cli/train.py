@@ -219,6 +219,7 @@ def status_command(
         "tokens per second": _speed(facts["tokens_per_second"]),
         "MFU": _mfu(facts),
         "segments": facts["segments"],
+        "last process": _ending(facts["ending"]),
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],
     }
@@ -238,6 +239,13 @@ def status_command(
     console().print(pairs("", shown))
     for warning in facts["warnings"]:
         console().print(f"warning: {warning}", markup=False)
+
+
+def _ending(ending: dict[str, Any] | None) -> str:
+    if ending is None:
+        return "no end is recorded"
+    words = f"{ending['outcome']} ({ending['cause']})" if ending["cause"] else ending["outcome"]
+    return f"{words}, exit {ending['code']}" + (f": {ending['message']}" if ending["message"] else "")
 
 
 def _speed(speed: dict[str, Any]) -> str:

@@ -120,6 +120,7 @@ class History:
     abandoned: Receipt | None = None
     cadence: Receipt | None = None  # the newest, whose choice is in force for checkpoint.every: auto
     price: Receipt | None = None  # the newest
+    ending: Receipt | None = None  # of the newest process, also where it ended before it began a segment
     last: Receipt | None = None
     kinds: dict[str, int] = field(default_factory=dict)
 
@@ -261,6 +262,8 @@ def _take(result: History, receipt: Receipt) -> None:
     result.last = receipt
     result.kinds[receipt.kind] = result.kinds.get(receipt.kind, 0) + 1
     current = result.segments[-1] if result.segments else None
+    if receipt.kind in OPENING + CLOSING:
+        result.ending = receipt if receipt.kind in CLOSING else None
     if receipt.kind in OPENING:
         result.tip = _end_of_step(result, body) if receipt.kind == "recovery" else None
         opened = Segment(receipt.seq, body["segment"], body["mode"], body["step"], receipt.time, body)

@@ -6,6 +6,7 @@ numbers; none stands in for another, and what was not stated by anybody is null.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from statistics import median
 from typing import Any
 
 from assay.data import queue as queues
-from assay.errors import AssayError, InputError, VerificationError
+from assay.errors import AssayError, InputError, Interrupted, VerificationError
+from assay.files.reading import read_object
 from assay.ledger.ledger import Receipt
 from assay.plan.figures import flops_per_position, mfu
 from assay.recipe.schedule import decay_start
@@ -95,6 +97,7 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
         "recomputed": seen.again.facts(told, recipe.positions_per_update),
         "checkpoint_every": in_force(recipe, told),
         "segments": len(told.segments),
+        "ending": ending(run, told),
         "ranks": told.segments[-1].body.get("numerics", {}).get("world") if told.segments else None,
         "hold": told.hold.body["cause"] if told.hold else None,
         "alarms": len(told.alarms),
@@ -112,6 +115,7 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
             *late_copies(full),
             *old_copy(told, copy, copy_seconds),
             *overspent(money),
+            *lost_bytes(run, told),
         ],
     }
 
@@ -200,6 +204,46 @@ def overspent(money: Account) -> list[str]:
     ]
 
 
+def ending(run: RunFolder, told: History) -> dict[str, Any] | None:
+    """How the newest process ended; None while one trains. `message` is what it said, where this machine has it."""
+    receipt = told.ending
+    if receipt is None:
+        return None
+    codes = {"end": 0, "interrupted": Interrupted.code}
+    message = None
+    if run.outcome.is_file():
+        try:
+            outcome = read_object(run.outcome, "the outcome of the training process")
+        except InputError:
+            outcome = {}
+        head = outcome.get("ledger")
+        if isinstance(head, dict) and head.get("seq") == receipt.seq and isinstance(outcome.get("message"), str):
+            message = outcome["message"]
+    return {
+        "outcome": receipt.kind,
+        "code": codes.get(receipt.kind, receipt.body.get("code")),
+        "cause": receipt.body.get("cause"),
+        "message": message,
+    }
+
+
+def lost_bytes(run: RunFolder, told: History) -> list[str]:
+    """Warnings of files whose end is not what a writer of ours leaves; what was trained is for `verify` to judge."""
+    found = []
+    with run.ledger.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        if size and file.read(1) != b"\n":
+            found.append(f"{run.ledger} ends in the middle of a receipt, which counts as not written: see assay verify")
+    sealed = max((int(receipt.body["stop"]) for receipt in told.sealed), default=0)
+    size = run.metrics.stat().st_size if run.metrics.is_file() else 0
+    if size < sealed:
+        found.append(
+            f"{run.metrics} has {size:,} bytes, but receipts seal {sealed:,}: its end was lost; see assay verify"
+        )
+    return found
+
+
 def reported(path: Path) -> Reported:
     """The newest line of the metrics and the median seconds of the last hundred updates."""
     newest: dict[str, Any] | None = None
@@ -254,7 +298,8 @@ def state(told: History, seen: Reported, owned: bool) -> str:
     if told.abandoned is not None:
         return "abandoned"
     if not told.segments:
-        return "held" if told.hold else "created"
+        failed = told.ending is not None and told.ending.kind == "failed"  # before training began, as by a control
+        return "held" if told.hold else "failed" if failed else "created"
     segment = told.segments[-1]
     if segment.outcome is None:
         if told.hold is not None:
