@@ -296,6 +296,16 @@ def test_a_new_run_is_told_in_full_and_what_is_not_pinned_is_named(site: Site) -
     assert {again[f"pin {name}"].result for name in pins} == {PASSED}, "what it shows is what a pin says"
 
 
+def test_sources_that_validation_never_reaches_are_named(site: Site) -> None:
+    new(site)
+    details = []
+    for batches in (1, 99):
+        site.recipe = {"evaluate": {"every": 8, "batches": batches}}
+        details.append(site.checks()["validation"].detail)
+    assert re.search(r"training reads windows 0:4 of \d+, and nothing of second: raise evaluate.batches", details[0])
+    assert re.search(r"training reads windows 0:(\d+) of \1$", details[1])
+
+
 def test_weights_that_a_run_begins_from_can_be_pinned_and_a_resume_asks_its_receipt(site: Site) -> None:
     seen: dict[str, Check] = {}
     for number, start in enumerate(

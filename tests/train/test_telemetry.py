@@ -28,7 +28,6 @@ from assay.train.meters import SlowBounds, Stragglers
 from assay.train.nvml import Sensor
 from assay.train.optimizers import joined_norm
 from assay.train.telemetry import by_group, group_of, mfu_of, noise
-from assay.train.validation import shares
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
 NVML = Path(__file__).with_name("nvml.c")
@@ -86,7 +85,7 @@ def test_every_target_is_of_one_source(tmp_path: Path) -> None:
     held = open_shard(shard(tmp_path / "held", 12, 99))
     for start in range(0, held.tokens, 7):
         for stop in range(start, held.tokens + 1, 11):
-            found = shares(held, start, stop)
+            found = held.sources_in(start, stop)
             assert [low for _, low, _ in found] == [0, *(high for _, _, high in found)][: len(found)]
             assert (found[-1][2] if found else 0) == stop - start
             for name, low, high in found:

@@ -110,6 +110,14 @@ class Shard:
                 return source
         raise DataError(f"{self.path} has {self.tokens:,} tokens; token {index:,} is not among them")
 
+    def sources_in(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+        """(source, low, high) of the tokens [start, stop), counted from `start`, in the order of the shard."""
+        found = [
+            (source.name, max(source.start, start) - start, min(source.stop, stop) - start)
+            for source in sorted(self.sources, key=lambda source: source.start)
+        ]
+        return [(name, low, high) for name, low, high in found if low < high]
+
     def _map(self, name: str, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
         path = self.path / name
         # Again right before mapping: touching a map behind the file's end kills the process.

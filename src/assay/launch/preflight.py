@@ -228,7 +228,19 @@ def _validation(recipe: Recipe, folder: Path, seen: _Seen) -> str | Check:
     if windows_available(shard.tokens, recipe.model.block, 0) < 1:
         raise DataError(f"{shard.path} has {shard.tokens:,} tokens, less than one window of {recipe.model.block + 1:,}")
     seen.validation = shard
-    return f"{shard.tokens:,} tokens, bytes as in the manifest"
+    return f"{shard.tokens:,} tokens, bytes as in the manifest{_validated(recipe, shard)}"
+
+
+def _validated(recipe: Recipe, shard: Shard) -> str:
+    """How much of the shard validation during training reads: its beginning, and perhaps nothing of some sources."""
+    if recipe.evaluate.every is None:
+        return ""
+    available = windows_available(shard.tokens, recipe.model.block, 0)
+    count = min(recipe.evaluate.batches * recipe.batch.micro, available)
+    read = {name for name, _, _ in shard.sources_in(1, count * recipe.model.block + 1)}
+    left = sorted({source.name for source in shard.sources} - read)
+    nothing = f", and nothing of {', '.join(left)}: raise evaluate.batches to read them" if left else ""
+    return f"; training reads windows 0:{count:,} of {available:,}{nothing}"
 
 
 def _apart(seen: _Seen) -> str | Check:

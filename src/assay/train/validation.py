@@ -59,7 +59,7 @@ def validation_loss(
         if recipe.model.document_mask:
             rows = [numbered(shard, window * block, block) for window in range(first, last)]
             documents = torch.stack(rows).to(device)
-        parts = shares(shard, first * block + 1, last * block + 1)
+        parts = shard.sources_in(first * block + 1, last * block + 1)
         nll, by_part = part_losses(model, recipe, tokens, documents, [(low, high) for _, low, high in parts])
         sums[place, 0] = nll.double()
         for (name, _, _), value in zip(parts, by_part, strict=True):
@@ -68,21 +68,12 @@ def validation_loss(
     for row in ranks.together(sums.flatten()).reshape(-1, 1 + len(names))[:pieces].tolist():
         totals = [total + one for total, one in zip(totals, row, strict=True)]
     positions = dict.fromkeys(names, 0)
-    for name, low, high in shares(shard, 1, count * block + 1):
+    for name, low, high in shard.sources_in(1, count * block + 1):
         positions[name] += high - low
     by_source = {
         name: total / positions[name] for name, total in zip(names, totals[1:], strict=True) if positions[name]
     }
     return Validation(totals[0] / (count * block), count, by_source)
-
-
-def shares(shard: Shard, start: int, stop: int) -> list[tuple[str, int, int]]:
-    """(source, low, high) of the tokens [start, stop) of a shard, counted from `start`, in the order of the shard."""
-    found = [
-        (source.name, max(source.start, start) - start, min(source.stop, stop) - start)
-        for source in sorted(shard.sources, key=lambda source: source.start)
-    ]
-    return [(name, low, high) for name, low, high in found if low < high]
 
 
 def open_validation(recipe: Recipe, folder: Path) -> Shard | None:
