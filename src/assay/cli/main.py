@@ -38,6 +38,8 @@ from assay.cli.train import (
 from assay.cli.verify import bundle_command, verify_command
 from assay.errors import AssayError
 
+INTERRUPTED = 130  # what the library makes of Ctrl-C where its caller is to give the exit code
+
 app = typer.Typer(
     name="assay",
     help="Language-model pretraining that can prove what it did",
@@ -94,7 +96,16 @@ def main() -> None:
     # was measured beside one busy neighbour. Read when the OpenMP library is loaded, by children too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        app()
+        if app(standalone_mode=False) == INTERRUPTED:
+            raise KeyboardInterrupt
+    except typer.TyperException as fault:
+        from assay.cli import usage
+
+        if usage.is_help(fault):
+            print(fault.format_message(), file=sys.stderr)
+        else:
+            _tell(usage.sentence(fault), 2, wants_json)
+        sys.exit(2)
     except AssayError as fault:
         _tell(str(fault), fault.code, wants_json)
         sys.exit(fault.code)
