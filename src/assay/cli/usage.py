@@ -32,18 +32,17 @@ def is_help(fault: typer.TyperException) -> bool:
 def sentence(fault: typer.TyperException) -> str:
     """The fault as a sentence; where it is not about a value it says where help is."""
     parameter, context = getattr(fault, "param", None), getattr(fault, "ctx", None)
-    faults = getattr(fault.__cause__, "errors", list)()  # of pydantic, by which the library reads values
+    # Values are read by pydantic, whose own fault is the cause.
+    faults: list[dict[str, Any]] = getattr(fault.__cause__, "errors", list)()
     if parameter is not None and faults:
-        first: dict[str, Any] = faults[0]
+        first = faults[0]
         wanted = _EXPECTED.get(first["type"], str(first["msg"])).format(**first.get("ctx", {}))
         return f"{_name(parameter)} is {first['input']!r:.80}; {wanted}"
     if type(fault).__name__ == "MissingParameter" and parameter is not None:
         text = f"{_name(parameter)} is missing"
     else:
-        text = re.sub(
-            r"\. Did you mean (.*)\?$", r" (did you mean \1?)", fault.format_message().replace("(Possible", "(possible")
-        ).rstrip(".")
-        text = text[:1].lower() + text[1:]
+        text = fault.format_message().replace("(Possible", "(possible").rstrip(".")
+        text = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", text[:1].lower() + text[1:])
     return f"{text}; see {context.command_path} --help" if context is not None else text
 
 
