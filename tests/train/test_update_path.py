@@ -107,7 +107,9 @@ def test_compiled_blocks_are_compiled_once_each_way_and_never_again(project: Pro
             assert line[key] == pytest.approx(lines[1][update][key], rel=1e-4)
 
 
-def test_a_trace_shows_the_updates_after_the_warm_up_and_changes_no_bit(project: Project) -> None:
+def test_a_trace_shows_the_updates_after_the_warm_up_and_changes_no_bit(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = project.recipe("traced", schedule=SCHEDULE, **RARELY)
     plain, traced, short = (project.path / name for name in ("plain", "traced", "short"))
     assert drive(recipe, plain, until="8") == 0
@@ -119,6 +121,7 @@ def test_a_trace_shows_the_updates_after_the_warm_up_and_changes_no_bit(project:
     assert states[0] == states[1]
     (file,) = (traced / "logs" / "segment-01").glob("profile-*.json")
     assert file.name == "profile-rank-0-updates-3-5.json"
+    assert f"trace of updates 3:5 written: {file}\n" in capsys.readouterr().err
     text = file.read_text()
     steps = [event for event in json.loads(text)["traceEvents"] if str(event.get("name")).startswith("ProfilerStep#")]
     assert len(steps) == 2

@@ -84,4 +84,4 @@ class Trace:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"profile-rank-{self._rank}-updates-{begin}-{end}.json"
         publish_file(path, json.dumps(trace).encode())
-        self._tell(f"trace of updates {begin}:{end} written: {path.parent.name}/{path.name}")
+        self._tell(f"trace of updates {begin}:{end} written: {path}")
