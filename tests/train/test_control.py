@@ -230,6 +230,11 @@ def test_the_commands_record_and_check(made: Project, tmp_path: Path, assay: Cal
     checked = json.loads(assay("control", "check", tmp_path / "c" / FILE, "--json").stdout)
     assert (checked["ok"], checked["identical"], checked["passed"]) == (True, True, True)
     assert (checked["updates"], checked["max_difference"], checked["tolerance"]) == (2, 0.0, "0.001")
+    recorded = json.loads((tmp_path / "c" / FILE).read_text())["expected"]
+    assert [one["update"] for one in checked["by_update"]] == [0, 1]
+    for one, kept in zip(checked["by_update"], recorded, strict=True):
+        assert one["loss"] == one["loss_recorded"] == float(kept["loss"])
+        assert one["grad_norm"] == one["grad_norm_recorded"] == float(kept["grad_norm"])
     for tolerance in ("inf", "nan", "-1", "much"):
         assert assay("control", "check", tmp_path / "c", "--tolerance", tolerance).returncode == 2
     change(tmp_path / "c", state_sha256="sha256:" + "0" * 64)

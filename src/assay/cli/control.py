@@ -135,13 +135,34 @@ def check_command(
     numerics.keep_threads(here, 1, found.promise.get("threads"))
     outcome = check(found, recipe.runtime, tolerance, Ranks(), here)
     if json:
-        show.as_json({"ok": outcome.passed, **outcome.facts()})
+        show.as_json(
+            {"ok": outcome.passed, **outcome.facts(), "by_update": _by_update(found.expected, outcome.updates)}
+        )
     else:
         show.console().print(show.pairs(f"{'passed' if outcome.passed else 'FAILED'}: {control}", outcome.facts()))
         show.console().print(_table(found.expected, outcome.updates))
     if not outcome.passed:
         show.note(f"assay: the control {control} failed: this machine computes other numbers than were recorded")
         raise SystemExit(6)
+
+
+def _by_update(expected: tuple[Update, ...], found: tuple[Update, ...]) -> list[dict[str, Any]]:
+    """The figures of the table for scripts; what is not finite is null."""
+    import math
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return [
+        {
+            "update": number,
+            "loss_recorded": one.loss,
+            "loss": finite(other.loss),
+            "grad_norm_recorded": one.grad_norm,
+            "grad_norm": finite(other.grad_norm),
+        }
+        for number, (one, other) in enumerate(zip(expected, found, strict=True))
+    ]
 
 
 def _table(expected: tuple[Update, ...], found: tuple[Update, ...]) -> Any:
