@@ -28,7 +28,7 @@ from assay.run.amendments import (
     rule_fault,
 )
 from assay.run.folder import RunFolder
-from assay.run.proposals import approve, install, listing, propose
+from assay.run.proposals import approve, install, listing, propose, scheduled
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -150,13 +150,16 @@ def test_an_approval_signed_on_a_copy_counts_and_cadence_needs_none(tmp_path: Pa
     recipe = project.recipe(trust={"reviewer": [new_key(tmp_path / "anna")]})
     run, copy = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "copy")
     assert drive(recipe, run.path, until="2") == 0
-    propose(run, Changes(updates=30), "longer")
+    facts = propose(run, Changes(updates=30), "longer").facts
+    assert (facts["prepared"], facts["missing"]) == (30, 0)
     shutil.copytree(run.path, copy.path)
     signed = Path(approve(copy, "a01", load_key(tmp_path / "anna"))["envelope"])
     with pytest.raises(Refused, match="approval of a reviewer"):
         install(run, "a01")
     shutil.copy(signed, run.amendments / signed.name)
+    assert scheduled(run, run.recipe()) == 24
     assert install(run, "a01")["state"] == "installed"
+    assert scheduled(run, run.recipe()) == 30, "what waits may be adopted before --until"
     with pytest.raises(Refused, match="installed already"):
         install(run, "a01")
     propose(run, Changes(checkpoint_every=1), "short allocations")
@@ -167,6 +170,7 @@ def test_an_approval_signed_on_a_copy_counts_and_cadence_needs_none(tmp_path: Pa
         propose(run, Changes(updates=31), " ")
     assert drive(recipe, run.path, resume=True, until="4") == 0
     assert [one["state"] for one in listing(run)] == ["adopted", "adopted"]
+    assert scheduled(run, run.recipe()) == 30
     assert sorted(path.name for path in run.checkpoints.glob("step-*")) == [
         "step-000002", "step-000003", "step-000004",
     ]  # fmt: skip
@@ -176,7 +180,8 @@ def test_a_proposal_whose_file_was_edited_is_neither_signed_nor_installed(tmp_pa
     project = Project(tmp_path / "project", slots=((30, 6),))
     recipe, run = project.recipe(trust={"operator": [new_key(tmp_path / "ola")]}), RunFolder(tmp_path / "run")
     assert drive(recipe, run.path, until="2") == 0
-    propose(run, Changes(updates=40), "longer")
+    facts = propose(run, Changes(updates=40), "longer").facts
+    assert (facts["prepared"], facts["missing"]) == (30, 10)
     file = run.amendments / "a01.json"
     whole = file.read_text()
     file.write_text(whole.replace('"updates":40', '"updates":26'))

@@ -36,7 +36,10 @@ amend_app = typer.Typer(cls=ProposeByDefault, no_args_is_help=True, rich_markup_
 
 @amend_app.callback()
 def _amend() -> None:
-    """Change a running recipe under the rules"""
+    """Change a running recipe under the rules
+
+    `assay amend RUN …` is `assay amend propose RUN …`, whose options `assay amend propose --help` shows.
+    """
 
 
 @amend_app.command("propose")
@@ -103,6 +106,7 @@ def _show(run: Path, curved: bool, outlook: Outlook) -> None:
         "rate before": facts["lr_before"],
         "rate after": facts["lr_after"],
         "approval": f"of a {role}" if role else "not demanded",
+        **({"prepared updates": _prepared(facts)} if curved else {}),
         "reason": facts["reason"],
         "curves": facts["image"] or "none",
     }
@@ -115,6 +119,15 @@ def _show(run: Path, curved: bool, outlook: Outlook) -> None:
         console.print(f"next: {sign}assay amend install {run} {name}", markup=False)
         if not facts["in_time"]:
             show.note("the next full checkpoint comes too late for it; assay stop saves at once, a resume adopts")
+
+
+def _prepared(facts: dict[str, Any]) -> str:
+    """How far the queue reaches, and what it lacks for the schedule as amended."""
+    if facts["prepared"] is None:
+        return "the queue is not readable here"
+    if not facts["missing"]:
+        return f"{facts['prepared']:,}, enough for the schedule as amended"
+    return f"{facts['prepared']:,}; {facts['missing']:,} are missing for the schedule as amended: append data in time"
 
 
 @amend_app.command("approve")

@@ -97,7 +97,7 @@ def _job(
     from assay.recipe import load as recipes
     from assay.run.folder import RunFolder, create
     from assay.run.history import history
-    from assay.run.proposals import goes_on
+    from assay.run.proposals import goes_on, scheduled
 
     if start not in ("new", "resume", "auto"):
         raise InputError(f"--start is {start!r}; new, resume or auto is expected")
@@ -116,6 +116,12 @@ def _job(
         raise Refused(f"{run} holds a run already; go on with --start resume, or choose another folder for a new run")
     if start == "resume" and not folder.exists():
         raise Refused(f"{run} holds no run to resume; start one with --start new")
+    if until is not None and until != "slot-end":
+        updates = scheduled(folder, loaded)
+        if int(until) > updates:
+            raise InputError(
+                f"--until is {until}; the schedule has {updates:,} updates: name a step up to there, or leave it out"
+            )
     if start == "auto":
         origin = f" of what {loaded.checkpoint.mirror.url} holds" if brought and loaded.checkpoint.mirror else ""
         print(f"--start auto took {'resume' if begun else 'new'}{origin}", file=sys.stderr)

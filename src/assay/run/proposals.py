@@ -49,8 +49,9 @@ from assay.run.amendments import (
 from assay.run.cadence import in_force
 from assay.run.folder import RunFolder, require_run
 from assay.run.history import History, history
+from assay.run.inputs import queue_path
 from assay.run.owner import is_owned
-from assay.run.status import reported
+from assay.run.status import prepared, reported
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -83,6 +84,7 @@ def propose(run: RunFolder, changes: Changes, reason: str) -> Outlook:
     new = amended_recipe(old, changes)
     step, adopted_at = _steps(run, told, old)
     limit, role = before_update(old, changes, step), demanded_role(base, changes)
+    ready = prepared(queue_path(run, old))
     fault = rule_fault(old, changes, step)
     if fault is None and role is not None and not getattr(base.trust, role):
         fault = f"schedule.intent is no-decay, and the recipe names no {role} (trust.{role}) who could allow a decay"
@@ -96,6 +98,8 @@ def propose(run: RunFolder, changes: Changes, reason: str) -> Outlook:
         "reason": fault or reason,
         "approval": role,
         "adoption_expected_at": adopted_at,
+        "prepared": ready,
+        "missing": None if ready is None else max(0, new.schedule.updates - ready),
         "in_time": limit is None if adopted_at is None else rule_fault(old, changes, adopted_at) is None,
         "curves": [
             {"update": update, "before": before, "after": after} for update, before, after in curves.curves(old, new)
@@ -331,6 +335,15 @@ def _facts(base: Recipe, told: History, one: Amendment) -> dict[str, Any]:
         "reason": one.proposal.get("reason"),
         "refused": decided.get("reason"),
     }
+
+
+def scheduled(run: RunFolder, recipe: Recipe) -> int:
+    """The updates of the schedule, with what was adopted or waits to be; of `recipe` where no run exists yet."""
+    if not run.exists():
+        return recipe.schedule.updates
+    told = history(run.ledger)
+    waiting = [one.changes.updates for one in amendments(told, told.tip) if one.pending and one.changes.updates]
+    return max([effective(run.recipe(), told).schedule.updates, *waiting])
 
 
 def goes_on(run: RunFolder) -> bool:
