@@ -10,7 +10,9 @@ from small import Project, drive
 from assay.release.claims import FAILED
 from assay.release.verify import verify
 from assay.run.bits import families, family, mark
+from assay.run.folder import RunFolder
 from assay.run.history import history
+from assay.run.status import status
 
 
 def test_a_change_of_the_promise_in_mid_run_is_marked_and_starts_bits_of_its_own(tmp_path: Path) -> None:
@@ -18,6 +20,7 @@ def test_a_change_of_the_promise_in_mid_run_is_marked_and_starts_bits_of_its_own
     plain, other = project.recipe(), project.recipe("other", runtime={"device": "cpu", "recompute": True})
     assert drive(plain, run, until="8") == 0
     assert drive(other, run, resume=True, from_step=6, until="9") == 0
+    assert status(RunFolder(run))["bits"] == "not claimed", "the newest segment's"
     assert drive(plain, run, resume=True, until="10") == 0  # as at first, but from what the other arithmetic saved
     assert drive(plain, run, resume=True, until="11") == 0
     assert drive(plain, run, resume=True, from_step=6, until="7") == 0

@@ -225,6 +225,7 @@ def status_command(
         "tokens per second": _speed(facts["tokens_per_second"]),
         "MFU": _mfu(facts),
         "segments": facts["segments"],
+        "bits": f"{facts['bits']} (of the newest segment)" if facts["bits"] else "none yet",
         "last process": _ending(facts["ending"]),
         "alarms": facts["alarms"],
         "last contact": facts["last_contact"],

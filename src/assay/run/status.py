@@ -98,6 +98,7 @@ def status(run: RunFolder, copy_seconds: float | None = None) -> dict[str, Any]:
         "checkpoint_every": in_force(recipe, told),
         "segments": len(told.segments),
         "ending": ending(run, told),
+        "bits": told.segments[-1].body.get("numerics", {}).get("bits") if told.segments else None,
         "ranks": told.segments[-1].body.get("numerics", {}).get("world") if told.segments else None,
         "hold": told.hold.body["cause"] if told.hold else None,
         "alarms": len(told.alarms),
