@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from assay.cli.main import main
+from assay.data.shard import Source, write_shard
 
 
 def said(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[object, str, str]:
@@ -54,3 +57,15 @@ def test_a_group_alone_and_the_version_are_answered_as_before(
     assert (code, out) == (2, "")
     assert err.startswith("Usage: assay data")
     assert said("--version", capsys, monkeypatch)[:1] == (0,)
+
+
+def test_a_code_that_a_command_gives_is_the_process_s(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = write_shard(
+        tmp_path / "shard", [np.array([1, 2, 0], dtype=np.uint16)], vocabulary=8, tokenizer="test", end_of_text=0,
+        pool="base", sources=[Source("a", 0, 3, "en", "CC0-1.0", "1")],
+    )  # fmt: skip
+    assert said(f"data verify {shard.path}", capsys, monkeypatch)[0] in (None, 0)
+    (shard.path / "tokens.bin").write_bytes(b"\1\0\3\0\0\0")
+    assert said(f"data verify {shard.path}", capsys, monkeypatch)[0] == 4

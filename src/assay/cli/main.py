@@ -96,8 +96,10 @@ def main() -> None:
     # was measured beside one busy neighbour. Read when the OpenMP library is loaded, by children too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        if app(standalone_mode=False) == INTERRUPTED:
+        code = app(standalone_mode=False)  # None, or what a command's typer.Exit says
+        if code == INTERRUPTED:
             raise KeyboardInterrupt
+        sys.exit(code)
     except typer.TyperException as fault:
         from assay.cli import usage
 
