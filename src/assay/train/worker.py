@@ -42,6 +42,7 @@ from assay.run.speed import exact
 from assay.train import amending, control, numerics
 from assay.train.ahead import Ahead
 from assay.train.entering import first_slots
+from assay.train.faults import of_device
 from assay.train.feed import Feed
 from assay.train.hang import Bounds, HangWatch
 from assay.train.loop import prepare, train
@@ -143,7 +144,7 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
         try:
             return _train(segment, job, told, watch, place)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded and has its code
-            fault = _answer(error)
+            fault = answer(error)
             return _ended(segment, job, _word_of_the_lost(run, place, fault) if isinstance(fault, LostRanks) else fault)
 
 
@@ -160,7 +161,7 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
         trainer, _, until = _trainer(job, ranks, recipe, device, watch, hang, None, None, place.slow)
         _to_the_end(trainer, until)
     except Exception as error:  # noqa: BLE001 - whatever it is, it has its code
-        fault = _answer(error)
+        fault = answer(error)
         _tell(f"assay: {fault}")
         if isinstance(fault, LostRanks):  # whoever was lost, or the parent for it, says why
             return fault.code
@@ -175,16 +176,14 @@ def _follow(job: argparse.Namespace, place: Place) -> int:
     return 0
 
 
-def _answer(error: Exception) -> AssayError:
+def answer(error: Exception) -> AssayError:
     """Any exception as a fault of the contract; a bug is recorded as such, with its traceback in the log."""
     if isinstance(error, AssayError):
         return error
     if isinstance(error, OSError):
         return MachineError(_refusal(error))
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return MachineError(f"out of memory: {_first_line(error)}; use a smaller batch.micro, or runtime.recompute")
-    if isinstance(error, torch.AcceleratorError):
-        return MachineError(f"the device failed: {_first_line(error)}; run elsewhere")
+    if failed := of_device(error):
+        return failed
     if isinstance(error, RuntimeError) and (lost := of_peers(error)):
         return lost  # by a collective of torch's own, as those of sharded models are
     traceback.print_exception(error)
@@ -445,10 +444,6 @@ def _until(word: str | None, queue: queues.Queue, step: int) -> int | None:
     if int(word) < step:
         raise InputError(f"--until {word} lies behind step {step}, which is done; name a later step, or --from-step")
     return int(word)
-
-
-def _first_line(fault: BaseException) -> str:
-    return (str(fault).splitlines() or [type(fault).__name__])[0]
 
 
 def _refusal(fault: OSError) -> str:
