@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.errors import MachineError
-from assay.train.ranks import LostRanks
+from assay.train.ranks import LostRanks, lost_peers
 from assay.train.worker import answer
 
 MEMORY = (
@@ -69,3 +69,23 @@ def test_what_was_asked_of_the_library_in_vain_stays_a_bug(words: str, capfd: py
     told = answer(RuntimeError(words))
     assert told.code == 70
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MachineError, "out of memory: CUDA"),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), MachineError, "the device failed: CUDA error"),
+        (the_host_without_memory(), MachineError, "out of memory: "),
+        (RuntimeError("NCCL error: unhandled cuda error. Cuda failure 2 'out of memory'"), MachineError, "out of mem"),
+        (RuntimeError("Connection closed by peer. See above"), LostRanks, "communication between the ranks failed (C"),
+        (RuntimeError("NCCL error: remote process exited"), LostRanks, "communication between the ranks failed (N"),
+    ],
+)
+def test_a_rank_whose_own_device_fails_in_a_collective_says_so_and_blames_no_peer(
+    fault: Exception, kind: type[MachineError], words: str
+) -> None:
+    with pytest.raises(MachineError) as raised, lost_peers():
+        raise fault
+    assert type(raised.value) is kind
+    assert str(raised.value).startswith(words)

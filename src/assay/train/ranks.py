@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import FileStore
 
 from assay.errors import AssayError, Interrupted, MachineError
 from assay.run.outcome import fault_of
+from assay.train.faults import of_device
 
 # No collective gives up by itself: a dead rank closes its connections, and the hang watch sees the rest.
 PATIENCE = timedelta(days=30)
@@ -159,11 +160,14 @@ class Ranks:
 
 @contextmanager
 def lost_peers() -> Iterator[None]:
-    """A collective that fails has lost a peer: LostRanks in place of the library's words."""
+    """A collective that fails has lost a peer: LostRanks in place of the library's words.
+
+    Unless this rank's own device or memory failed in it: then it is not another rank that has to say why.
+    """
     try:
         yield
     except RuntimeError as fault:
-        raise _lost(fault) from None
+        raise of_device(fault) or _lost(fault) from None
 
 
 def of_peers(fault: RuntimeError) -> LostRanks | None:
