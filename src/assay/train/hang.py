@@ -45,37 +45,46 @@ class HangWatch:
         self._bounds, self._folder, self._rank = bounds, folder, rank
         self._orphaned, self._tell = orphaned, tell
         self._seconds: deque[float] = deque(maxlen=100)
-        self._since: float | None = None
-        self._bound = bounds.compile
+        # Since when (None: no clock runs) and for how long at most. One value, so that the watch never reads one half
+        # of it before and the other behind what the loop says.
+        self._clock: tuple[float | None, float] = (None, bounds.compile)
         self._alone: float | None = None
         threading.Thread(target=self._look, name="hang watch", daemon=True).start()
 
     def begin(self, compiling: bool) -> None:
         """An update begins."""
         floor = self._bounds.compile if compiling else self._bounds.update
-        self._bound = max(TIMES_MEDIAN * median(self._seconds), floor) if self._seconds else floor
-        self._since = time.monotonic()
+        bound = max(TIMES_MEDIAN * median(self._seconds), floor) if self._seconds else floor
+        self._clock = time.monotonic(), bound
 
     def done(self, seconds: float) -> None:
         """An update is done; what follows it, such as a save, has the longer bound."""
         self._seconds.append(seconds)
-        self._bound, self._since = max(self._bound, self._bounds.compile), time.monotonic()
+        self._clock = time.monotonic(), max(self._clock[1], self._bounds.compile)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """What may take any time: hashing a slot, waiting for data."""
-        before, self._since = self._since, None
+        before = self._clock[0]
+        self._clock = None, self._clock[1]
         try:
             yield
         finally:
-            self._since = None if before is None else time.monotonic()
+            self._clock = None if before is None else time.monotonic(), self._clock[1]
+
+    def overdue(self, now: float) -> str | None:
+        """What hangs at `now`, a reading of `time.monotonic`; None while all is in time. Any thread may ask."""
+        since, bound = self._clock
+        if since is None or now - since <= bound:
+            return None
+        return f"no update for {now - since:,.0f} s (at most {bound:,.0f} s are expected)"
 
     def _look(self) -> None:
         while True:
             time.sleep(LOOK_SECONDS)
-            now, since = time.monotonic(), self._since
-            if since is not None and now - since > self._bound:
-                self._leave(f"no update for {now - since:,.0f} s (at most {self._bound:,.0f} s are expected)")
+            now = time.monotonic()
+            if words := self.overdue(now):
+                self._leave(words)
             if self._orphaned():
                 self._alone = self._alone or now
                 if now - self._alone > self._bounds.orphan:
