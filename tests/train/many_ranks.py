@@ -59,6 +59,8 @@ def fork(job: dict[str, Any], folder: RunFolder, place: Place) -> int:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if "spaces" in job:
         crowd(job["spaces"])
+    if "unrecorded" in job and place.rank == 0:
+        refuse(folder, job["unrecorded"])
     if "lost_at" in job:
         lose(folder, place, job["lost_at"])
     if place.rank == job.get("slow_rank"):  # this rank computes more than the others for every module that it runs
@@ -83,28 +85,36 @@ def crowd(spaces: int) -> None:
     shutil.disk_usage = crowded
 
 
+def refuse(folder: RunFolder, step: int) -> None:
+    """The disk takes no receipt of the save of this step; once."""
+    refused: list[int] = []
+
+    def full(event: str, args: Any) -> None:
+        appends = event == "open" and str(args[0]) == str(folder.ledger) and "+" in (args[1] or "")
+        if appends and not refused and folder.checkpoints.joinpath(f"step-{step:06d}").exists():
+            refused.append(step)
+            raise OSError(28, "No space left on device")
+
+    sys.addaudithook(full)
+
+
 def lose(folder: RunFolder, place: Place, step: int) -> None:
     """Rank 1 is killed when the parts of this step are joined, and the folder appears once it is gone."""
-    told, moment = folder.path / "rank-1", folder.path / "joined"
+    told = folder.path / "rank-1"
     if place.rank == 1:
         told.write_text(str(os.getpid()))
-
-        def die(module: torch.nn.Module, inputs: Any) -> None:
-            if moment.exists():
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        register_module_forward_pre_hook(die)
         return
 
-    def wait(event: str, args: Any) -> None:
+    def kill(event: str, args: Any) -> None:
         if event == "os.rename" and re.search(f"step-{step:06d}$", str(args[1])):
             assert threading.current_thread() is not threading.main_thread()
-            moment.touch()
+            lost = int(told.read_text())
             gone = select.poll()
-            gone.register(os.pidfd_open(int(told.read_text())), select.POLLIN)
+            gone.register(os.pidfd_open(lost), select.POLLIN)
+            os.kill(lost, signal.SIGKILL)
             gone.poll(60_000)
 
-    sys.addaudithook(wait)
+    sys.addaudithook(kill)
 
 
 def work(module: torch.nn.Module, inputs: Any) -> None:

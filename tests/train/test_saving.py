@@ -28,13 +28,17 @@ from assay.run.history import history
 CHECKPOINT = {"every": 4, "keep": "all", "weights_every": 6, "slot_ends": False}
 
 # Runs in a process of its own, because an audit hook stays for the life of a process. The thread that saves is held at
-# the model's file until two more updates are done; `full` fills the disk there, `crowded` before a save begins.
+# the model's file until two more updates are done or training is over; `full` fills the disk there, `crowded` before a
+# save begins. With `fails` the first update behind a save meets weights that are no numbers, and of that save the
+# receipt (`ledger`) or the copy from the device (`device`) fails as well.
 CHILD = """
 import os, re, shutil, signal, sys, threading
 from pathlib import Path
 tests, recipe, folder = sys.argv[1:4]
 sys.path.insert(0, tests)
 from small import drive
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import AdamW
 from torch.optim.optimizer import register_optimizer_step_post_hook
 import assay.train.worker
@@ -44,6 +48,15 @@ from assay.recipe import load as recipes
 
 done, saves, full, moved, asked_at = 0, 0, False, threading.Condition(), None
 appeared, late = set(), []
+fails, over = None, False
+
+def spoil(module, inputs):
+    global over
+    if fails and done == 4 and not over and isinstance(getattr(module, "weight", None), torch.nn.Parameter):
+        with moved, torch.no_grad():
+            module.weight.fill_(torch.nan)
+            over = True
+            moved.notify_all()
 
 def count(optimizer, *rest):
     global done
@@ -55,7 +68,10 @@ def count(optimizer, *rest):
             os.kill(os.getpid(), signal.SIGTERM)
 
 def hold(event, args):
-    global saves
+    global saves, fails
+    if event == "open" and str(args[0]).endswith("ledger.jsonl") and args[1] == "r+" and over and fails == "ledger":
+        fails = "nothing more"
+        raise OSError(28, "No space left on device")
     if event == "os.rename":
         with moved:
             appeared.add("/".join(str(args[1]).split("/")[-2:]))
@@ -69,16 +85,19 @@ def hold(event, args):
             saves += 1
             step = int(re.search(r"step-([0-9]+)", str(args[0]))[1])
             with moved:
-                moved.wait_for(lambda: done >= step + 2, timeout=60)
+                moved.wait_for(lambda: done >= step + 2 or over, timeout=60)
+            if fails == "device":
+                raise torch.AcceleratorError("CUDA error: unspecified launch failure")
         if str(args[0]).endswith("optimizer.safetensors") and full and saves == 2:
             raise OSError(28, "No space left on device")
 
 register_optimizer_step_post_hook(count)
+register_module_forward_pre_hook(spoil)
 sys.addaudithook(hold)
 
 def run(name, grace=None):
-    global done
-    done = 0
+    global done, over
+    done, over = 0, False
     print(name, drive(Path(recipe), Path(folder) / name, grace=grace), flush=True)
 
 run("held")
@@ -96,11 +115,19 @@ full = False
 usage, asked = shutil.disk_usage, []
 left = state_bytes(recipes.load(Path(recipe)), "weights") + room.SLACK  # for this save alone
 def crowded(path):
+    global over
     asked.append(path)
+    with moved:
+        over = len(asked) >= 5
+        moved.notify_all()
     return usage(path)._replace(free=usage(path).free if len(asked) < 5 else left)
 shutil.disk_usage = crowded
 run("crowded")
 shutil.disk_usage = usage
+
+for fails in ("ledger", "device"):
+    run(fails)
+fails = None
 
 room.PROC = Path(folder) / "proc"
 room.PROC.mkdir()
@@ -254,6 +281,25 @@ def test_too_little_space_for_the_next_save_is_told_before_anything_is_written(
     assert digests(run).items() < digests(folder / "blocking").items()
     assert drive(recipe, run, resume=True) == 0
     assert digests(run) == digests(folder / "held")
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [("ledger", "the receipt of {}/checkpoints/step-000004 could not be written: No space left on device; what was"),
+     ("device", "the device failed: CUDA error: unspecified launch failure; run elsewhere")],
+)  # fmt: skip
+def test_a_save_in_the_air_that_fails_as_well_hides_nothing_of_the_fault_that_ended_training(
+    runs: tuple[Path, Path, dict[str, int], str], name: str, lost: str
+) -> None:
+    folder, _, codes, told = runs
+    run = folder / name
+    outcome = json.loads((run / "outcome.json").read_text())
+    assert codes[name] == outcome["code"] == 5
+    assert outcome["message"].startswith("update 4: loss nan, gradient norm nan; stopped before the optimizer changed")
+    assert f"a save in the air was lost as well: {lost.format(run)}" in told
+    assert not saved(run)
+    assert not leftovers(run / "checkpoints")
+    assert list(read(run / "ledger.jsonl"))[-1].body["code"] == 5
 
 
 def test_without_memory_for_copies_saves_stand_still_and_say_so(

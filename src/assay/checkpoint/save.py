@@ -117,7 +117,7 @@ def begin(parent: Path, facts: Facts) -> Place:
     folder = parent / manifests.folder_name(facts.step)
     if folder.exists():
         folder = parent / manifests.folder_name(facts.step, facts.segment)
-    with _as_machine_fault(folder):
+    with as_machine_fault(folder):
         return Place(begin_folder(folder), folder)
 
 
@@ -132,7 +132,7 @@ def write_part(
     """Write the tensors that one rank owns, hashed as they go out, and the small `documents` (state, recipe)."""
     files: dict[str, dict[str, Any]] = {}
     written: list[dict[str, dict[str, Any]]] = []
-    with _as_machine_fault(place.folder):
+    with as_machine_fault(place.folder):
         for name, tensors in ((manifests.MODEL, model), (manifests.OPTIMIZER, optimizer)):
             if tensors is None:
                 written.append({})
@@ -171,7 +171,7 @@ def publish(place: Place, kind: str, facts: Facts, parts: Sequence[Part], weight
         tensors=tensors,
         **vars(facts),
     )
-    with _as_machine_fault(place.folder):
+    with as_machine_fault(place.folder):
         publish_file(place.temporary / manifests.MANIFEST, manifests.encode(manifest))
         finish_folder(place.temporary, place.folder)
         _append_sums(place.folder.parent, manifest)
@@ -184,12 +184,13 @@ def give_up(place: Place) -> None:
 
 
 @contextmanager
-def _as_machine_fault(folder: Path) -> Iterator[None]:
+def as_machine_fault(what: Path | str) -> Iterator[None]:
+    """What the operating system refuses inside is a MachineError: `what` could not be written."""
     try:
         yield
     except OSError as fault:
         raise MachineError(
-            f"{folder} could not be written: {fault.strerror or fault}; what was saved before stands"
+            f"{what} could not be written: {fault.strerror or fault}; what was saved before stands"
         ) from None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from assay.checkpoint import manifest as manifests
 from assay.checkpoint.copies import Copies, bytes_of, not_finite
 from assay.checkpoint.retention import remove, surplus
 from assay.checkpoint.room import demand_space, free_memory
-from assay.checkpoint.save import Facts, Part, Place, begin, document, give_up, write_part
+from assay.checkpoint.save import Facts, Part, Place, as_machine_fault, begin, document, give_up, write_part
 from assay.errors import AssayError, Interrupted, NumbersError, Refused
 from assay.files.digest import digest_file
 from assay.ledger.ledger import now
@@ -31,6 +31,7 @@ from assay.recipe import load as recipes
 from assay.recipe.schedule import phase
 from assay.run.history import history
 from assay.train import amending
+from assay.train.faults import of_device
 from assay.train.flight import Flight, join_parts
 from assay.train.optimizers import state_tensors
 from assay.train.trainer import Trainer
@@ -101,7 +102,7 @@ def advance(trainer: Trainer, saved_steps: set[int]) -> None:
     """Take the oldest save in the air one step further; every rank calls it, at best when all are ready for it.
 
     First all ranks' parts are joined, then, the folder published, come the receipt and retention. A fault of the
-    thread is raised here, on every rank.
+    thread is raised here, on every rank; after any fault nothing is in the air.
     """
     flight = trainer.air.flights[0]
     began = time.perf_counter()
@@ -111,7 +112,7 @@ def advance(trainer: Trainer, saved_steps: set[int]) -> None:
             flight.stall += time.perf_counter() - began
             return
         trainer.ranks.lead(lambda: _record(trainer, flight, began))
-    except AssayError:
+    except BaseException:
         if trainer.ranks.first:
             for lost in trainer.air.flights:
                 trainer.air.do(partial(give_up, lost.place), True).result()  # when the thread is done with it
@@ -134,7 +135,7 @@ def landed(trainer: Trainer) -> Iterator[None]:
     """Around training: what is in the air when it ends by a fault still becomes a checkpoint, where that can be.
 
     With several ranks for faults that all of them raise alike; after others, such as a lost rank, rank 0 still records
-    what needs no word of the others any more. Nothing here hides the fault.
+    what needs no word of the others any more. Nothing here hides the fault: it keeps its code and its words.
     """
     try:
         yield
@@ -149,8 +150,10 @@ def landed(trainer: Trainer) -> Iterator[None]:
                 for flight in trainer.air.flights:
                     if flight.joined:
                         _record(trainer, flight, time.perf_counter())
-        except AssayError as second:
-            trainer.tell(f"a save in the air was lost as well: {second}")
+        except Exception as second:  # noqa: BLE001 - whatever it is, the first fault is the one that counts
+            words = str(second) if isinstance(second, AssayError) else f"{type(second).__name__}: {second}"
+            with suppress(OSError):  # where nobody listens
+                trainer.tell(f"a save in the air was lost as well: {words}")
         raise
 
 
@@ -219,18 +222,21 @@ def _begin(trainer: Trainer, kind: str, background: bool) -> None:
         if kind == "weights" and not ranks.first:
             return Part({}, {}, {})
         tensors = model | (optimizer or {})
-        if copied is not None:
-            tensors, wait = copied
-            wait()
-        began = time.perf_counter()
-        written = write_part(
-            place,
-            {name: tensors[name] for name in model},
-            None if optimizer is None else {name: tensors[name] for name in optimizer},
-            documents,
-            ranks.rank,
-            parts,
-        )
+        try:
+            if copied is not None:
+                tensors, wait = copied
+                wait()
+            began = time.perf_counter()
+            written = write_part(
+                place,
+                {name: tensors[name] for name in model},
+                None if optimizer is None else {name: tensors[name] for name in optimizer},
+                documents,
+                ranks.rank,
+                parts,
+            )
+        except (RuntimeError, MemoryError) as fault:  # on its way from the device: a fault that every rank learns of
+            raise of_device(fault) or fault from None
         if kind == "full":
             trainer.air.wrote = time.perf_counter() - began
         return written
@@ -326,22 +332,23 @@ def _record(trainer: Trainer, flight: Flight, began: float) -> None:
     assert flight.manifest is not None
     manifest = flight.manifest.result()
     moment = time.perf_counter()
-    body = {
-        "checkpoint": flight.kind,
-        "step": manifest.step,
-        "segment": manifest.segment,
-        "folder": f"{manifest.folder.parent.name}/{manifest.folder.name}",
-        "manifest_sha256": digest_file(manifest.folder / manifests.MANIFEST),
-        "state_sha256": manifest.state_sha256,
-        "weights_sha256": manifest.weights_sha256,
-        "order_digest": manifest.order_digest,
-        "bytes": sum(item["bytes"] for item in manifest.files.values()),
-        "asynchronous": flight.asynchronous,
-        # decimal strings: from the copy to this receipt, and how much of it training stood still
-        "seconds": f"{moment - flight.began:.6f}",
-        "stall_seconds": f"{flight.stall + moment - began:.6f}",
-    }
-    trainer.ledger.append("checkpoint.saved", body)
+    with as_machine_fault(f"the receipt of {manifest.folder}"):
+        body = {
+            "checkpoint": flight.kind,
+            "step": manifest.step,
+            "segment": manifest.segment,
+            "folder": f"{manifest.folder.parent.name}/{manifest.folder.name}",
+            "manifest_sha256": digest_file(manifest.folder / manifests.MANIFEST),
+            "state_sha256": manifest.state_sha256,
+            "weights_sha256": manifest.weights_sha256,
+            "order_digest": manifest.order_digest,
+            "bytes": sum(item["bytes"] for item in manifest.files.values()),
+            "asynchronous": flight.asynchronous,
+            # decimal strings: from the copy to this receipt, and how much of it training stood still
+            "seconds": f"{moment - flight.began:.6f}",
+            "stall_seconds": f"{flight.stall + moment - began:.6f}",
+        }
+        trainer.ledger.append("checkpoint.saved", body)
     trainer.tell(f"saved {body['folder']} ({flight.kind}, {body['bytes'] / 1e6:,.1f} MB)")
 
 

@@ -375,18 +375,20 @@ def _train(segment: Segment, job: argparse.Namespace, told: History, watch: Watc
 
 def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
     """Record an end before the schedule's: the receipt, the outcome, one sentence; return the exit code."""
-    segment.metrics.seal("interruption")
     position = segment.started.position if segment.started else None
     cause = fault.cause if isinstance(fault, Interrupted) else None
     body: dict[str, Any] = {"before_start": True}  # no segment was opened, so none is closed
     if position is not None:
         body = {"segment": segment.number, "step": position.step, "order_digest": position.order_digest}
         body |= segment.measured()
-    if cause is not None:
-        segment.ledger.append("interrupted", body | {"cause": cause})
-    else:
-        segment.ledger.append("failed", body | {"code": fault.code})
-    _tell(f"assay: {fault}")
+    try:
+        segment.metrics.seal("interruption")
+        if cause is not None:
+            segment.ledger.append("interrupted", body | {"cause": cause})
+        else:
+            segment.ledger.append("failed", body | {"code": fault.code})
+    finally:
+        _tell(f"assay: {fault}")  # also where the disk is too full for a receipt
     step = position.step if position else None
     head, measured = segment.ledger.head, segment.measured()
     write_outcome(segment.run, job.token, fault.code, str(fault), step, head, cause, measured)
