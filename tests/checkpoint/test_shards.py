@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from assay.checkpoint import room
-from assay.checkpoint.copies import Copies, bytes_of, not_finite
+from assay.checkpoint.copies import Copies, bytes_of, not_finite, whole_pages
 from assay.checkpoint.load import load
 from assay.checkpoint.manifest import MODEL, Manifest, encode, problems, read_manifest, tensor_files, weights_pin
 from assay.checkpoint.save import Facts, begin, publish, save, write_part
@@ -152,6 +154,42 @@ def test_copies_keep_their_values_whatever_becomes_of_the_originals(shapes: list
             assert held[name].dtype == tensor.dtype
             assert torch.equal(held[name], tensor), turn
             assert held[name].data_ptr() % 64 == 0 or not tensor.numel()
+
+
+def test_memory_is_registered_with_the_device_until_the_last_tensor_over_it_is_gone_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against a driver that keeps the books as CUDA does: what is registered twice, or freed while it is, is told."""
+    registered: dict[int, int] = {}
+
+    class Driver:
+        def cudaHostRegister(self, begin: int, size: int, flags: int) -> int:
+            if any(begin < one + length and one < begin + size for one, length in registered.items()):
+                return 712  # registered already
+            registered[begin] = size
+            return 0
+
+        def cudaHostUnregister(self, begin: int) -> int:
+            held.add(ctypes.string_at(begin, registered.pop(begin))[-1])
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # there is none, and none is chosen
+    held = set[int]()
+    for turn in range(1, 9):
+        pages = whole_pages(1_000_000, locked=True)
+        assert registered == {pages.data_ptr(): 1_000_000}
+        assert pages.data_ptr() % mmap.PAGESIZE == 0
+        pages.fill_(turn)
+        last = pages[999_996:].view(torch.int32)
+        del pages
+        assert len(registered) == 1, "a copy over it is still to be read"
+        del last
+        assert not registered
+        assert turn in held, "it is given back before it is freed"
+    assert not whole_pages(0, locked=True).numel()
+    whole_pages(1_000_000, locked=False)
+    assert not registered
 
 
 def test_too_little_space_is_told_before_anything_is_written(tmp_path: Path) -> None:
