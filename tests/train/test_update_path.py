@@ -28,8 +28,16 @@ LOOKS = {
 OPERATIONS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "aten::equal", "unique")
 
 
+# By which a program makes a tensor out of values of the host.
+MAKES = {"tensor", "as_tensor", "asarray"}
+
+
 class Waits(TorchFunctionMode):
-    """Counts looks at values in this thread, whoever makes them: Python or the library's own code."""
+    """Counts looks at values in this thread, whoever makes them: Python or the library's own code.
+
+    Copies to a device that is named, without `non_blocking`, count too: on a GPU the host waits for them. A `copy_`
+    between two tensors does not, for here all of them are on one device and nothing tells which would not be.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,9 +46,19 @@ class Waits(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in LOOKS:
+        if name in LOOKS or copies(name, args[1:], kwargs or {}):
             self.seen[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+def copies(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call, of these arguments behind the first, copies to a device that is named, and waits for it."""
+    if name in MAKES:
+        return kwargs.get("device") is not None
+    if name not in ("to", "cuda"):
+        return False
+    named = name == "cuda" or any(isinstance(one, torch.device | str | torch.Tensor) for one in args)
+    return (named or bool(kwargs.keys() & {"device", "other"})) and not kwargs.get("non_blocking")
 
 
 class Below(TorchDispatchMode):
@@ -79,6 +97,28 @@ def test_the_host_waits_for_the_device_once_an_update_and_never_else(project: Pr
     assert sum(seen[0].values()) > 2, "the start and the save look at values too: the count is worth something"
     assert seen[1] - seen[0] == {"tolist": 4}
     assert not seen[0] - seen[1]
+
+
+def test_what_makes_the_host_wait_is_counted_and_nothing_else() -> None:
+    here, number = torch.device("cpu"), torch.ones(2)
+    waits = Waits()
+    with waits, waits.below:
+        for quiet in (
+            lambda: number.to(torch.float64), lambda: number.to(here, non_blocking=True), lambda: number.clone(),
+            lambda: number.to(dtype=torch.float64, copy=True), lambda: torch.tensor(1.0),
+            lambda: torch.zeros(2, device=here),
+        ):  # fmt: skip
+            quiet()
+            assert not waits.seen
+        for looks in (
+            lambda: number.to("cpu"), lambda: number.to(here), lambda: number.to(device=here), number.cpu,
+            lambda: number.to(number), lambda: number.to(here, torch.float64), number.tolist,
+            lambda: torch.tensor(1.0, device=here),
+            lambda: torch.as_tensor([1.0], device="cpu"), lambda: number[0].item(), lambda: bool(number[0]),
+        ):  # fmt: skip
+            before = sum(waits.seen.values())
+            looks()
+            assert sum(waits.seen.values()) > before
 
 
 # Dynamo looks at the attribute `grad` of the activations that it is given.
