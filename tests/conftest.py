@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from small import Project
+
+# How fast an example is drawn or tried says something of the machine's neighbours, not of Assay.
+settings.register_profile("assay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("assay")
 
 # The longest files, longest first: two processes that share the files out should not end up waiting for one of them.
 LONG = ("test_many_ranks.py", "test_ranks.py", "test_torture.py", "test_fresh.py", "test_light_rooms.py")
