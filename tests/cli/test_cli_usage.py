@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from assay.cli.main import main
+from assay.cli.main import STOPS, main
 from assay.data.shard import Source, write_shard
 
 
 def said(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[object, str, str]:
     monkeypatch.setattr("sys.argv", ["assay", *words.split()])
     code: object = 0
+    handlers = {number: signal.getsignal(number) for number in STOPS}  # `train` keeps them to its end
     try:
         main()
     except SystemExit as left:
         code = left.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     out, err = capsys.readouterr()
     return code, out, err
 

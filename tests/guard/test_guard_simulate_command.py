@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from assay.cli.main import app
+from assay.cli.commands import app
 from assay.errors import InputError
 from assay.files.shared import shared
 from assay.guard import traces

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 from small import Project, drive
 from tokenizers import Tokenizer, models
 
-from assay.cli.main import main
+from assay.cli.main import STOPS, main
 
 HUGE = 1 << 41
 
@@ -131,6 +132,7 @@ class Streams:
 def call(*words: Any) -> tuple[int, str, str]:
     """The command's code, standard output and standard error, run in this process."""
     before = sys.argv, sys.stdout, sys.stderr
+    handlers = {number: signal.getsignal(number) for number in STOPS}  # `train` keeps them to its end
     out, err = Streams(), Streams()
     sys.argv, sys.stdout, sys.stderr = ["assay", *map(str, words)], out, err  # type: ignore[assignment]
     code = 0
@@ -140,6 +142,8 @@ def call(*words: Any) -> tuple[int, str, str]:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     finally:
         sys.argv, sys.stdout, sys.stderr = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return code, out.text, err.text
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from assay.cli.main import app
+from assay.cli.commands import app
 from assay.ledger.ledger import Ledger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     heavy = {"numpy", "pydantic", "rich", "torch", "ruamel", "cryptography", "rfc8785"}
     for option, words_seen in (("--help", "Commands:"), ("--version", "assay ")):
         code = (
-            "import sys; from assay.cli.main import app\n"
+            "import sys; from assay.cli.commands import app\n"
             f"try: app([{option!r}])\n"
             "except SystemExit: pass\n"
             "print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"

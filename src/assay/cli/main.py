@@ -1,4 +1,4 @@
-"""The `assay` command: parses, calls one function of a room, and ends with the contract's exit code.
+"""The `assay` command: hears signals, then parses, calls one function of a room, ends with the contract's exit code.
 
 A fault that a user can meet is one sentence on standard error (with `--json` an object on
 standard output as well). Anything else is a bug: exit 70, with the traceback kept for the report.
@@ -8,93 +8,29 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-from typing import Annotated
+from types import FrameType
 
-import typer
-
-from assay import __version__
-from assay.cli.amend import amend_app
-from assay.cli.budget import budget_app
-from assay.cli.control import control_app
-from assay.cli.corpus import corpus_app
-from assay.cli.data import data_app
-from assay.cli.demo import demo_command
-from assay.cli.duties import duties_command
-from assay.cli.evaluate import evaluate_command, export_command, import_app
-from assay.cli.guard import guard_app
-from assay.cli.key import key_app
-from assay.cli.launch import launch_command
-from assay.cli.mirror import fetch_command, mirror_command
-from assay.cli.plan import plan_command
-from assay.cli.train import (
-    abandon_command,
-    preflight_command,
-    release_command,
-    status_command,
-    stop_command,
-    train,
-)
-from assay.cli.verify import bundle_command, verify_command
-from assay.errors import AssayError
-
+STOPS = (signal.SIGTERM, signal.SIGINT)
 INTERRUPTED = 130  # what the library makes of Ctrl-C where its caller is to give the exit code
-
-app = typer.Typer(
-    name="assay",
-    help="Language-model pretraining that can prove what it did",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("demo")(demo_command)
-app.command("plan")(plan_command)
-app.add_typer(corpus_app, name="corpus")
-app.add_typer(data_app, name="data")
-app.command("preflight")(preflight_command)
-app.command("train")(train)
-app.command("launch")(launch_command)
-app.command("status")(status_command)
-app.add_typer(control_app, name="control")
-app.add_typer(amend_app, name="amend")
-app.add_typer(budget_app, name="budget", help="Keep a run's funds, bills and expenses")
-app.command("stop")(stop_command)
-app.command("release")(release_command)
-app.command("abandon")(abandon_command)
-app.command("mirror")(mirror_command)
-app.command("duties")(duties_command)
-app.command("fetch")(fetch_command)
-app.command("verify")(verify_command)
-app.command("bundle")(bundle_command)
-app.add_typer(guard_app, name="guard")
-app.command("evaluate")(evaluate_command)
-app.command("export")(export_command)
-app.add_typer(import_app, name="import")
-app.add_typer(key_app, name="key")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"assay {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit")
-    ] = False,
-) -> None:
-    """Language-model pretraining that can prove what it did"""
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Entry point of the command. Little is imported before it: a signal is answered from its first line on."""
     wants_json = "--json" in sys.argv[1:]
+    before = _answer_signals(wants_json)
     # Threads that spin while they wait for work cost a shared machine most of its speed: six times slower
     # was measured beside one busy neighbour. Read when the OpenMP library is loaded, by children too.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import typer
+
+    from assay.cli.commands import app
+    from assay.errors import AssayError
+
+    if sys.argv[1:2] != ["train"]:  # which is answered for until it takes over the signals itself
+        for number, handler in before.items():
+            signal.signal(number, handler)
     try:
         code = app(standalone_mode=False)  # None, or what a command's typer.Exit says
         if code == INTERRUPTED:
@@ -134,6 +70,29 @@ def main() -> None:
         traceback.print_exc()
         _tell("internal fault: this is a bug in Assay; please report the lines above", 70, wants_json)
         sys.exit(70)
+
+
+def _answer_signals(wants_json: bool) -> dict[signal.Signals, signal._HANDLER]:
+    """One sentence and exit 75 while modules are imported; returns what was there before.
+
+    It leaves at once: an exception may be lost in an import, or come out of it as a traceback. A signal that whoever
+    started us had us ignore stays ignored.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        message = "interrupted before anything began"
+        try:
+            os.write(2, f"assay: {message}\n".encode())
+            if wants_json:
+                os.write(1, f'{{"ok": false, "error": "{message}", "exit": 75}}\n'.encode())
+        finally:  # also where nobody reads it
+            os._exit(75)
+
+    before = {number: signal.getsignal(number) for number in STOPS}
+    for number in STOPS:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, leave)
+    return before
 
 
 def _extra(module: str) -> str | None:
