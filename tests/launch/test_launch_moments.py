@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -155,14 +156,20 @@ def test_a_signal_before_the_ranks_is_75_and_ends_what_was_being_done(runs: Runs
         for line in process.stderr:
             if "due at step" in line:  # the duties' own process
                 break
-        process.send_signal(signal.SIGTERM)
+        while process.poll() is None:  # a second signal, whenever it comes, changes nothing
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.02)
         rest = process.stderr.read()
     assert process.returncode == 75, rest
     assert "stopped before training began" in rest
     assert "Traceback" not in rest
     assert [one.state for one in duties(run)] == ["due"], "it ended with its parent"
     kinds = [line.split(b'"kind":"')[1].split(b'"')[0] for line in run.ledger.read_bytes()[len(before) :].splitlines()]
-    assert set(kinds) <= {b"preflight", b"slot.checked"}
+    assert kinds[-1] == b"interrupted"
+    assert set(kinds[:-1]) <= {b"preflight", b"slot.checked"}
+    outcome = json.loads(run.outcome.read_text())
+    assert (outcome["code"], outcome["cause"]) == (75, "signal")
     assert UPDATES > HALF
 
 

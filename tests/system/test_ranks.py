@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -56,6 +57,14 @@ class Started:
         words = {int(child): Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in children}
         by_rank = {int(word[word.index("--rank") + 1]): child for child, word in words.items() if "--rank" in word}
         return [by_rank[number] for number in sorted(by_rank)]
+
+    def insist(self) -> int:
+        """Ctrl-C, again and again until the command has left; its exit code."""
+        while self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
+        return self.ended()
 
     def ended(self) -> int:
         """The exit code; what is left of the output is read."""
@@ -159,8 +168,8 @@ def test_a_run_survives_the_death_of_a_rank_signals_holds_and_the_death_of_its_p
 
     stopped = Started(recipe, run, 2, "--start", "resume")
     stopped.wait_for_update(60)
-    stopped.process.send_signal(signal.SIGTERM)
-    assert stopped.ended() == 75, stopped.output
+    assert stopped.insist() == 75, stopped.output
+    assert stopped.output.endswith("the state is saved\n")
     assert outcome(run)["cause"] == "signal"
 
     held = Started(recipe, run, 2, "--start", "resume")
@@ -195,10 +204,14 @@ def test_a_signal_before_the_ranks_listen_changes_nothing(whole: tuple[Path, Pat
     assert "PRE-FLIGHT OK" in next(line for line in early.process.stderr if "PRE-FLIGHT" in line)
     while len(ranks := early.ranks()) < 2:
         pass
-    early.process.send_signal(signal.SIGTERM)
-    assert early.ended() == 75, early.output
+    assert early.insist() == 75, early.output
     wait_until_gone(ranks)
-    assert not history(tmp_path / "run" / "ledger.jsonl").saved or "saved" in early.output
+    assert early.output == "assay: stopped before training began; no update was made: start it again\n"
+    told = outcome(tmp_path / "run")
+    assert (told["code"], told["cause"], told["step"]) == (75, "signal", None)
+    (stop,) = [one for one in read(tmp_path / "run" / "ledger.jsonl") if one.kind == "interrupted"]
+    assert stop.body == {"before_start": True, "cause": "signal"}
+    assert told["ledger"] == {"seq": stop.seq, "digest": stop.digest}
 
 
 def test_a_rank_that_stands_still_is_a_hang_with_tracebacks(whole: tuple[Path, Path], tmp_path: Path) -> None:

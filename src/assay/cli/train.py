@@ -10,6 +10,7 @@ import math
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from assay.cli.options import JsonOption, RecipeArgument, RunArgument
 if TYPE_CHECKING:
     from assay.launch import local
     from assay.launch.checks import Check
+    from assay.run.folder import RunFolder
 
 RanksOption = Annotated[
     int, typer.Option("--ranks", metavar="N", min=1, help="Processes on this machine, one a GPU; N divides batch.lanes")
@@ -51,30 +53,57 @@ def train(
 
     The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
     """
-    with _stoppable():
-        job = _job(recipe, run, start, from_step, until, ranks, profile, grace, hang_after)
-    if job is not None:
-        from assay.launch import local
+    # All that `_job` imports, while a signal is still answered by `main`: nothing began that had to be ended in order.
+    import assay.launch.preflight  # noqa: F401
+    from assay.launch import local
 
-        raise SystemExit(local.train(job))
+    with _stoppable() as stop:
+        job = _job(recipe, run, start, from_step, until, ranks, profile, grace, hang_after, stop)
+        stop.obey()
+        code = 0 if job is None else local.train(job)
+    raise SystemExit(code)
+
+
+@dataclass
+class _Stop:
+    """Whether a signal asked to stop, and the run that this process may write once pre-flight let it through."""
+
+    asked: bool = False
+    run: RunFolder | None = None
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:  # a second one finds the first being answered
+            self.asked = True
+            raise KeyboardInterrupt
+
+    def obey(self) -> None:
+        """Stop where the exception of `hear` was lost, as it is in a finalizer."""
+        if self.asked:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end what comes before the ranks, and the processes that it started, with 75."""
+def _stoppable() -> Iterator[_Stop]:
+    """SIGTERM and Ctrl-C end what comes before the ranks, and the processes that it started, with 75.
+
+    Nothing changes the exit code after the block: signals are ignored.
+    """
     from assay.errors import Interrupted
+    from assay.launch import local
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = _Stop()
+    for number in local.STOPS:
+        signal.signal(number, stop.hear)
     try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("stopped before training began; no update was made: start it again", "signal") from None
+        yield stop
+    except (Exception, KeyboardInterrupt, SystemExit) as fault:
+        local.ignore_signals()
+        if not stop.asked:
+            raise
+        message = str(fault) if isinstance(fault, Interrupted) else local.STOPPED
+        raise (local.stopped(stop.run, message=message) if stop.run else Interrupted(message, "signal")) from None
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        local.ignore_signals()
 
 
 def _job(
@@ -87,6 +116,7 @@ def _job(
     profile: int | None,
     grace: float,
     hang_after: float,
+    stop: _Stop,
 ) -> local.Job | None:
     """Everything of `train` before the ranks: options, arrival, pre-flight, duties; None: nothing is left to train."""
     from assay.checkpoint.permission import permit
@@ -132,6 +162,7 @@ def _job(
     checks = preflight(loaded, _folder(recipe), folder, ranks, from_step)
     if refused := refusals(checks):
         _refuse(refused)
+    stop.run = folder
     if not folder.exists():
         create(run, recipe, loaded)
     ledger = folder.open_ledger()

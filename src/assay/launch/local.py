@@ -25,6 +25,7 @@ from assay.errors import AssayError, Interrupted, MachineError, Refused
 from assay.run.folder import RunFolder
 from assay.run.history import history
 from assay.run.outcome import Fault, fault_of, faults, leave_fault, recorded, way_on, write_outcome
+from assay.run.owner import is_owned
 
 LOG_LIMIT = 64 << 20  # bytes of one log file before the next is begun
 # Seconds that the other ranks have once one is gone: of the ten that are promised, the rest is for the killing.
@@ -32,6 +33,8 @@ AFTER_A_DEATH = 8.0
 AFTER_RANK_0 = 2.0  # nobody records or saves anything any more
 LOOK_SECONDS = 0.1
 KNOWN = (0, 2, 3, 4, 5, 6, 70, 71, 75)  # exit codes of the contract: such a rank said or recorded why
+STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPPED = "stopped before training began; no update was made: start it again"
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,11 @@ class Job:
 
 
 def train(job: Job) -> int:
-    """Run the job in a process for each rank and return the exit code of the contract."""
-    segment = len(history(job.run.ledger).segments) + 1
-    token = uuid.uuid4().hex
-    logs = job.run.logs(segment)
-    logs.mkdir(parents=True, exist_ok=True)
+    """Run the job in a process for each rank and return the exit code of the contract.
+
+    It takes over SIGTERM and SIGINT and gives them back to nobody: once the ranks have left they are ignored, since
+    this process is to end with that code, whatever comes.
+    """
     stopping = threading.Event()
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -65,9 +68,14 @@ def train(job: Job) -> int:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
 
+    for number in STOPS:
+        signal.signal(number, forward)
+    segment = len(history(job.run.ledger).segments) + 1
+    token = uuid.uuid4().hex
+    logs = job.run.logs(segment)
+    logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="assay-ranks-") as place:
         meeting = Path(place)
-        before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
         readers = []
         try:
             for rank in range(job.ranks):
@@ -86,8 +94,7 @@ def train(job: Job) -> int:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            ignore_signals()
         for reader in readers:
             reader.join(timeout=5)
         codes = [process.returncode for process in processes]
@@ -175,11 +182,11 @@ def _answer(
     found = recorded(run, token)
     if found is not None:
         return found
+    if stopping and len(history(run.ledger).segments) < segment:
+        raise stopped(run, token)  # whatever a rank said of another that could not listen yet
     if words:
         _record(run, segment, token, words[0].code, words[0].message, {"rank": words[0].rank})
         raise fault_of(words[0].code, words[0].message)
-    if stopping and len(history(run.ledger).segments) < segment:
-        raise Interrupted("stopped before training began; nothing was changed", "signal")
     if overdue is not None:
         message = f"the training process {overdue}; {way_on(run)}"
         _record(run, segment, token, MachineError.code, message, {"signal": "SIGKILL"})
@@ -191,6 +198,27 @@ def _answer(
         _record(run, segment, token, MachineError.code, message, {"signal": signal.Signals(-codes[0]).name})
         raise MachineError(message)
     raise AssayError(f"the training process ended with code {codes[0]} and recorded nothing; see {run.path}/logs")
+
+
+def ignore_signals() -> None:
+    """What this process ends with is decided: a second Ctrl-C changes it no more, up to its last instruction."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def stopped(run: RunFolder, token: str = "", message: str = STOPPED) -> Interrupted:
+    """The fault of a stop before a segment was opened, with receipt and outcome where no other process has the run.
+
+    That they cannot be written is told, and changes no exit code.
+    """
+    try:
+        if run.ledger.is_file() and not is_owned(run):
+            ledger = run.open_ledger()
+            ledger.append("interrupted", {"before_start": True, "cause": "signal"})
+            write_outcome(run, token, Interrupted.code, message, None, ledger.head, "signal")
+    except (AssayError, OSError) as fault:
+        print(f"assay: the stop could not be recorded in {run.path}: {fault}", file=sys.stderr)
+    return Interrupted(message, "signal")
 
 
 def _record(run: RunFolder, segment: int, token: str, code: int, message: str, more: dict[str, object]) -> None:
