@@ -214,6 +214,28 @@ def test_a_signal_before_the_ranks_listen_changes_nothing(whole: tuple[Path, Pat
     assert told["ledger"] == {"seq": stop.seq, "digest": stop.digest}
 
 
+def test_a_stop_of_a_run_that_is_starting_is_75_and_one_that_stands_is_3(
+    whole: tuple[Path, Path], tmp_path: Path, assay: Assay
+) -> None:
+    recipe, _ = whole
+    run = tmp_path / "run"
+    early = Started(recipe, run, 1)
+    assert early.process.stderr is not None
+    assert "PRE-FLIGHT OK" in next(line for line in early.process.stderr if "PRE-FLIGHT" in line)
+    hold = owner.stop(RunFolder(run), "tests")
+    assert early.ended() == 75, early.output
+    assert early.output.endswith(f"stopped before training began by a stop; lift the hold with: assay release {run}\n")
+    told = outcome(run)
+    assert (told["code"], told["cause"], told["step"]) == (75, "stop", None)
+    newest = list(read(run / "ledger.jsonl"))[-1]
+    assert (newest.kind, newest.body) == ("interrupted", {"before_start": True, "cause": "stop"})
+    again = assay("train", recipe, "--run", run)
+    assert again.returncode == 3, again.stderr
+    assert f"is held (stop, since {hold.time})" in again.stderr
+    lifted = assay("release", run)
+    assert lifted.stdout == f"{run} is released (receipt {newest.seq + 1}, nothing reported yet)\n"
+
+
 def test_a_rank_that_stands_still_is_a_hang_with_tracebacks(whole: tuple[Path, Path], tmp_path: Path) -> None:
     recipe, _ = whole
     run = tmp_path / "run"

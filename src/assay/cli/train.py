@@ -141,7 +141,9 @@ def _job(
     loaded = recipes.load(recipe)
     with progress() as tell:
         brought = arrival.arrive(loaded, _folder(recipe), folder, start == "auto", tell)
-    begun = folder.exists() and bool(history(folder.ledger).segments)
+    told = history(folder.ledger) if folder.exists() else None
+    begun = told is not None and bool(told.segments)
+    since = told.last.seq if told is not None and told.last is not None else -1
     if start == "new" and begun:
         raise Refused(f"{run} holds a run already; go on with --start resume, or choose another folder for a new run")
     if start == "resume" and not folder.exists():
@@ -175,7 +177,7 @@ def _job(
     command = ["assay", *sys.argv[1:]]
     # Compilation may take six times as long as the longest update, as the contract has it.
     hang = (hang_after, 6 * hang_after)
-    return local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, profile, hang)
+    return local.Job(folder, recipe, begun, from_step, until, grace, command, ranks, since, profile, hang)
 
 
 def preflight_command(
@@ -353,7 +355,8 @@ def _act(path: Path, act: str, reason: str | None, json: bool) -> None:
         as_json({"step": step, "receipt": done.seq})
     else:
         words = {"stop": "will save and stop" if owner.is_owned(run) else "is held", "release": "is released"}
-        console().print(f"{path} {words.get(act, 'is abandoned')} (receipt {done.seq}, last reported step {step})")
+        at = "nothing reported yet" if step is None else f"last reported step {step}"
+        console().print(f"{path} {words.get(act, 'is abandoned')} (receipt {done.seq}, {at})")
 
 
 def _folder(recipe: Path) -> Path:

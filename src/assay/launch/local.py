@@ -49,6 +49,7 @@ class Job:
     grace: float
     command: list[str]
     ranks: int = 1
+    since: int | None = None  # the ledger's head before pre-flight: a hold behind it came during this start
     profile: int | None = None  # updates to make a trace of
     hang: tuple[float, float] | None = None  # seconds without an update, and while compiling; None: the usual
 
@@ -111,6 +112,7 @@ def _start(job: Job, rank: int, token: str, meeting: Path) -> subprocess.Popen[b
         *("--token", token, "--command", json.dumps(job.command)),
         *("--rank", str(rank), "--ranks", str(job.ranks), "--meeting", str(meeting), "--parent", str(os.getpid())),
         *("--grace", str(job.grace)),
+        *(["--since", str(job.since)] if job.since is not None else []),
         *(["--resume"] if job.resume else []),
         *(["--from-step", str(job.from_step)] if job.from_step is not None else []),
         *(["--until", job.until] if job.until is not None else []),

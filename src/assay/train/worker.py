@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ from assay.train.telemetry import superseded
 from assay.train.tracing import Trace
 from assay.train.trainer import Trainer
 from assay.train.validation import open_validation
-from assay.train.watch import Watch
+from assay.train.watch import Watch, stopped
 
 WORD_SECONDS = 3.0  # how long rank 0 waits for the word of a rank that it lost
 
@@ -73,6 +73,7 @@ class Place:
     parent: int | None = None
     bounds: Bounds | None = None  # None: nobody watches for a hang
     grace: float | None = None  # seconds that a stop may take after a signal; None: nobody counts them
+    since: int | None = None  # the ledger's head before pre-flight; None: nobody made one
     slow: SlowBounds = field(default_factory=SlowBounds)
 
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--meeting", type=Path, help="the folder where the ranks of this machine meet")
     parser.add_argument("--parent", type=int, help="the process that started this one")
     parser.add_argument("--grace", type=float)
+    parser.add_argument("--since", type=int)
     parser.add_argument("--hang-seconds", type=float, default=Bounds.update)
     parser.add_argument("--hang-seconds-compiling", type=float, default=Bounds.compile)
     job = parser.parse_args()
@@ -101,7 +103,9 @@ def main() -> None:
         rank, size, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         place = Place(rank, size, local, bounds=bounds)
     else:
-        place = Place(job.rank or 0, job.ranks or 1, job.rank or 0, job.meeting, job.parent, bounds, job.grace)
+        place = Place(
+            job.rank or 0, job.ranks or 1, job.rank or 0, job.meeting, job.parent, bounds, job.grace, job.since
+        )
     code = run_job(job, place)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -133,7 +137,8 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     recipe = recipes.load(job.recipe)
     ledger = run.open_ledger()  # before it is read: a hold that comes in between is seen by the watch
     told = history(run.ledger)
-    permit(run, recipe, told)
+    held = told.hold if told.hold and place.since is not None and told.hold.seq > place.since else None
+    permit(run, recipe, replace(told, hold=None) if held else told)
     recipe = amending.own_recipe(run, recipe)
     for parent in (run.checkpoints, run.weights):
         clear_half_written(parent, _tell)
@@ -142,6 +147,9 @@ def _owned(run: RunFolder, job: argparse.Namespace, place: Place) -> int:
     with closing(MetricsWriter(run.metrics, ledger, sealed_to, recipe.log.every)) as metrics:
         segment = Segment(run, recipe, ledger, metrics, len(told.segments) + 1)
         try:
+            if held:  # it asks this very start to stop; one that stood before it forbids it
+                words = f"stopped before training began by a {held.body['cause']}; lift the hold with: assay release"
+                raise stopped(held.body["cause"], f"{words} {run.path}")
             return _train(segment, job, told, watch, place)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is recorded and has its code
             fault = answer(error)
