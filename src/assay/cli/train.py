@@ -133,6 +133,8 @@ def _job(
         raise InputError(f"--start is {start!r}; new, resume or auto is expected")
     if until is not None and until != "slot-end" and not (until.isascii() and until.isdigit()):
         raise InputError(f"--until is {until!r}; a step or slot-end is expected")
+    if not 0 <= grace < math.inf:
+        raise InputError(f"--grace is {grace:g}; a number of seconds from 0 on is expected")
     if not 1 <= hang_after < math.inf:
         raise InputError(f"--hang-after is {hang_after:g}; a number of seconds from 1 on is expected")
     if from_step is not None and start == "new":
