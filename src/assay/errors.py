@@ -60,3 +60,9 @@ class Interrupted(AssayError):
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, str]]:
         return Interrupted, (str(self), self.cause)  # so that it arrives whole from another process
+
+
+class Heard(KeyboardInterrupt):
+    """What a signal raises. After a plain KeyboardInterrupt in executed text (as in every dataclass that is made)
+    Python ends the process by SIGINT at its exit, whatever code it leaves with; it asks for that very class.
+    """

@@ -10,14 +10,15 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from small import Project
 
 Assay = Callable[..., CompletedProcess[str]]
 
 
 def signalled(folder: Path, module: str, number: signal.Signals) -> dict[str, str]:
-    """An environment in which the signal reaches a command while it imports `module`."""
+    """An environment in which the signal reaches a command while it imports `module`, in text that is executed."""
     (folder / module).mkdir(parents=True)
-    (folder / module / "__init__.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    (folder / module / "__init__.py").write_text(f"import os\nexec('os.kill(os.getpid(), {int(number)})')\n")
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
@@ -28,6 +29,15 @@ def test_a_signal_while_train_is_imported_is_75_and_one_sentence(
 ) -> None:
     done = assay("train", "recipe.yaml", "--run", "run", env=signalled(tmp_path / "first", module, number))
     assert (done.returncode, done.stderr) == (75, "assay: interrupted before anything began\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_in_what_train_does_before_its_ranks_is_75_too(project: Project, tmp_path: Path, assay: Assay) -> None:
+    """Python ends a process by SIGINT where the interpreter saw a plain KeyboardInterrupt leave executed text."""
+    words = ("train", project.recipe(), "--run", "run")
+    done = assay(*words, env=signalled(tmp_path / "first", "mmap", signal.SIGINT))  # imported where a shard is opened
+    assert done.returncode == 75, done
+    assert done.stderr == "assay: stopped before training began; no update was made: start it again\n"
     assert not (tmp_path / "run").exists()
 
 

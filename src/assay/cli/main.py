@@ -26,11 +26,14 @@ def main() -> None:
     import typer
 
     from assay.cli.commands import app
-    from assay.errors import AssayError
+    from assay.errors import AssayError, Heard
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Heard
 
     if sys.argv[1:2] != ["train"]:  # which is answered for until it takes over the signals itself
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, interrupt if handler is signal.default_int_handler else handler)
     try:
         code = app(standalone_mode=False)  # None, or what a command's typer.Exit says
         if code == INTERRUPTED:

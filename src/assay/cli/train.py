@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli.options import JsonOption, RecipeArgument, RunArgument
+from assay.errors import Heard
 
 if TYPE_CHECKING:
     from assay.launch import local
@@ -54,7 +55,9 @@ def train(
     The exit code says what happened: 0 done, 3 refused, 4 data, 5 numbers, 71 the machine, 75 interrupted and saved.
     """
     # All that `_job` imports, while a signal is still answered by `main`: nothing began that had to be ended in order.
-    import assay.launch.preflight  # noqa: F401
+    import assay.launch.arrival
+    import assay.launch.preflight
+    import assay.run.proposals  # noqa: F401
     from assay.launch import local
 
     with _stoppable() as stop:
@@ -74,12 +77,12 @@ class _Stop:
     def hear(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:  # a second one finds the first being answered
             self.asked = True
-            raise KeyboardInterrupt
+            raise Heard
 
     def obey(self) -> None:
         """Stop where the exception of `hear` was lost, as it is in a finalizer."""
         if self.asked:
-            raise KeyboardInterrupt
+            raise Heard
 
 
 @contextlib.contextmanager
