@@ -389,18 +389,28 @@ def _ended(segment: Segment, job: argparse.Namespace, fault: AssayError) -> int:
     if position is not None:
         body = {"segment": segment.number, "step": position.step, "order_digest": position.order_digest}
         body |= segment.measured()
+    step = position.step if position else None
+    words, head = str(fault), None
     try:
         segment.metrics.seal("interruption")
         if cause is not None:
             segment.ledger.append("interrupted", body | {"cause": cause})
         else:
             segment.ledger.append("failed", body | {"code": fault.code})
-    finally:
-        _tell(f"assay: {fault}")  # also where the disk is too full for a receipt
-    step = position.step if position else None
-    head, measured = segment.ledger.head, segment.measured()
-    write_outcome(segment.run, job.token, fault.code, str(fault), step, head, cause, measured)
+        head = segment.ledger.head
+    except AssayError as second:  # such as a ledger that another hand broke; the first fault is told all the same
+        words = _with_second(words, str(second))
+    except OSError as second:  # such as a full disk, on which no outcome can be written either
+        _tell(f"assay: {_with_second(words, _refusal(second))}")
+        return MachineError.code
+    _tell(f"assay: {words}")
+    write_outcome(segment.run, job.token, fault.code, words, step, head, cause, segment.measured())
     return fault.code
+
+
+def _with_second(words: str, second: str) -> str:
+    """One sentence of a fault and of what kept its end from being recorded, which may be the same."""
+    return words if second in words else f"{words}; its end could not be recorded: {second}"
 
 
 def _open(segment: Segment, started: Started, facts: dict[str, Any], command: list[str]) -> None:
