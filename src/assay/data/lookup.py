@@ -22,7 +22,7 @@ class Lookup:
         self._low = digests[self._order, 1]
         # How often one first half occurs at most: as often as its digest, unless two digests share 64 bits.
         edges = np.flatnonzero(np.concatenate([[True], self._high[1:] != self._high[:-1], [True]]))
-        self._most = int(np.diff(edges).max(initial=0))
+        self._most = int(np.diff(edges).max(initial=0)) if len(digests) else 0
 
     def find(self, digests: Digests) -> Iterator[tuple[int, int]]:
         """(row of `digests`, a row of the table that equals it), each row of `digests` once, ascending."""
